@@ -9,14 +9,11 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
-
-from sglang_pic.errors import BenchError
 
 PACKAGES = (
     *("sglang", "sglang-pic", "torch", "transformers", "triton", "locust"),
@@ -67,41 +64,3 @@ def capture_environment() -> Environment:
         dirty=None if commit is None else bool(git_output("status", "--porcelain", "--untracked-files=no")),
         variables={k: v for k, v in sorted(os.environ.items()) if k.startswith("SGLANG_")},
     )
-
-
-def joined(found: Sequence[tuple[str, Environment]]) -> Environment:
-    """The environment of records that were measured at several times, each under a name for the error.
-
-    Raises:
-        BenchError: they are of different processors, GPUs, versions or settings of SGLang.
-    """
-    same = ("cpu", "gpus", "versions", "variables")
-    require_equal(found, same, "a report speaks of one machine and one set of versions")
-    every = [environment for _, environment in found]
-    return msgspec.structs.replace(
-        every[0],
-        command=_each_once(environment.command for environment in every),
-        started_at=min(environment.started_at for environment in every),
-        load_1min=max(environment.load_1min for environment in every),
-        commit=_each_once(environment.commit or "unknown" for environment in every),
-        dirty=any(environment.dirty for environment in every),
-    )
-
-
-def require_equal(found: Sequence[tuple[str, msgspec.Struct]], fields: Iterable[str], because: str) -> None:
-    """Check that structures, each under a name, have some fields in common.
-
-    Raises:
-        BenchError: naming the field, both values and where they stand.
-    """
-    (first_name, first), *others = found
-    for field in fields:
-        there = getattr(first, field)
-        for name, other in others:
-            if (here := getattr(other, field)) != there:
-                raise BenchError(f"{field} is {there!r} in {first_name} and {here!r} in {name}; {because}.")
-
-
-def _each_once(texts: Iterable[str]) -> str:
-    """Texts, some of which may be lists of texts already, each once."""
-    return "; ".join(dict.fromkeys(part for text in texts for part in text.split("; ")))

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -64,10 +64,6 @@ class Study:
             self.add("--out", type=Path, metavar="FILE", help="write the result with its environment as JSON there")
             self.add("--json", action="store_true", help="print the result as JSON instead of the table")
 
-    def retire(self, options: Mapping[str, str]) -> None:
-        """Refuse options of earlier versions with a message that says what to use instead."""
-        retire(self.parser, options)
-
     def find(self, *words: str) -> Finding:
         """What the study finds with these arguments, for a study that writes no logs; what it raises is raised."""
         return self._body(self.parser.parse_args(words), Path())
@@ -102,12 +98,6 @@ def add_options(parser: argparse.ArgumentParser, path: Path, *names: str) -> Non
     for name, said in ((name, options[name]) for name in names or options):
         kind = {"type": _TYPES[said["type"]]} if "type" in said else {}
         parser.add_argument(f"--{name}", **said | kind)
-
-
-def retire(parser: argparse.ArgumentParser, options: Mapping[str, str]) -> None:
-    """Make a parser refuse options of earlier versions with a message that says what to use instead."""
-    for option, instead in options.items():
-        parser.add_argument(option, action=_Retired, const=instead, help=argparse.SUPPRESS)
 
 
 @contextmanager
@@ -185,11 +175,6 @@ def _finish(args: argparse.Namespace, found: Finding) -> int:
     else:
         print(markdown_table(found.shown) if isinstance(found.shown, Table) else found.shown)
     return found.exit_code
-
-
-class _Retired(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.error(f"{self.option_strings[0]} is gone: {self.const}")
 
 
 class _HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

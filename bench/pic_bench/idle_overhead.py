@@ -119,13 +119,6 @@ STUDY.add("--warmup-pairs", type=at_least(0), default=4, metavar="N", help="rand
 STUDY.add("--sessions", type=at_least(1), default=1, metavar="N", help="clients side by side")
 STUDY.add("--max-total-tokens", type=int, default=65_536, metavar="N", help="KV pool of each server")
 STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="flags for all servers; may repeat")
-STUDY.retire(
-    {
-        "--baseline": "a run has all three: see --arms and the row `start to start`",
-        "--requests": "a turn is one call of each client: --pairs",
-        "--prompt-tokens": "--trace 'gen:random?prompt=512&sessions=40'",
-    }
-)
 
 
 @STUDY.measures

@@ -24,7 +24,7 @@ NONE = -1
 # Chunks with other names and the same ending share a list. In recorded sessions (ChatDev, OpenDevin, Moatless; with
 # SmolLM2's tokenizer) 82 to 90 in 100 endings have one name, 96 to 98 at most three, fewer than 1 in 100 more than
 # eight. The bound is for text that ends in one repeated line: up to 5 endings in 10,000, with up to 2.5 % of all names.
-_MAX_DONORS_PER_ENDING = 32
+MAX_DONORS_PER_ENDING = 32
 
 # Free numbers that are kept, beside twice as many as there are donors.
 _MIN_FREE = 64
@@ -81,7 +81,7 @@ class DonorTable:
                 return
             if len(same) >= self.max_per_name:
                 self.remove(self._least_wanted(same))
-            elif len(donors) >= _MAX_DONORS_PER_ENDING:
+            elif len(donors) >= MAX_DONORS_PER_ENDING:
                 self.remove(self._least_wanted(donors))
         head = self.heads.get(ending, NONE)
         if head == NONE:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_pic.core.donors import NONE, DonorTable
+from sglang_pic.core.donors import MAX_DONORS_PER_ENDING, NONE, DonorTable
 from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
 from sglang_pic.core.index import ContentIndex
 from sglang_pic.core.spans import merge_spans
@@ -74,6 +74,7 @@ def _check_lists(table: DonorTable, trie: Trie, max_per_name: int) -> None:
         donors = table.of(ending)
         num_listed += len(donors)
         assert len(set(donors)) == len(donors), f"ending {ending:x}: a donor is listed twice"
+        assert len(donors) <= MAX_DONORS_PER_ENDING, f"ending {ending:x}: {len(donors)} donors"
         assert len(table.filter.candidates(np.array([ending], np.uint32))), (
             f"ending {ending:x}: the filter does not let it pass"
         )
@@ -86,6 +87,7 @@ def _check_lists(table: DonorTable, trie: Trie, max_per_name: int) -> None:
             times = names.count(table.names[donor])
             assert times <= max_per_name, f"donor {donor}: {times} of its name, {max_per_name} are allowed"
     assert num_listed == len(table), f"{len(table)} donors are counted, {num_listed} are listed"
+    assert not table.filter.is_stale(len(table.heads)), "the filter lets pass what has long been removed"
 
 
 def _check_donors(table: DonorTable, nodes: list[Node]) -> None:

@@ -20,7 +20,6 @@ import pytest
 
 from sglang_pic.adapter.bodies import known_versions
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-from sglang_pic.adapter.doctor.findings import Finding, Findings, render
 from sglang_pic.adapter.support import Area, find
 from sglang_pic.cli import main
 from tests.adapter.processes import forked
@@ -315,14 +314,6 @@ def test_the_page_of_models_is_what_the_command_says(answers: dict[str, Answer])
     assert share["starts"] + share["with_flags"] + share["refused"] == pytest.approx(1)
     assert len(found["families"]) > 40
     assert not [each for each in found["families"] if "SGLang itself" in each["answers"][0]["refused"]]
-
-
-def test_refusals_are_said_last() -> None:
-    finding = Finding(area="topology", what="tensor parallelism of 4", level="admitted", reason="ranks agree")
-    found = Findings(command="sglang serve M", machine="h100", findings=[finding], contract="", computed=[], refused=[])
-    assert "  admitted topology: tensor parallelism of 4  ranks agree\n" in render(found)
-    text = render(Findings(command="c", machine="m", findings=[], contract="", computed=["a"], refused=["b", "c"]))
-    assert text.endswith("computed, not spliced:\n  a\n\nwould not start, 2 refused:\n  b\n  c\n")
 
 
 def test_the_matrix_names_the_versions_that_are_pinned() -> None:

@@ -42,12 +42,10 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
 
 
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:
-    view = SimpleNamespace(keys=[torch.arange(20.0).reshape(10, 1, 2)])
-    recorder = Recorder(view, tmp_path / "records")  # type: ignore[arg-type]
-    req = probed(RequestProbe(record="one", record_keys=True), kv=SimpleNamespace(req_pool_idx=1))
+    recorder = Recorder(tmp_path / "records")
+    req = probed(RequestProbe(record="one"))
     req.pic.spliced = [(1, 2)]
-    pool = SimpleNamespace(req_to_token=torch.tensor([[0, 0, 0, 0], [5, 2, 3, 7]]))
-    told = recorder.watch(SimpleNamespace(reqs=[req], req_to_token_pool=pool))
+    told = recorder.watch(SimpleNamespace(reqs=[req]))
     assert told is not None
     for start in (0, 3):
         recorder.keep(torch.arange(start, start + 3))
@@ -56,7 +54,6 @@ def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixtu
     with np.load(tmp_path / "records" / "one.npz") as arrays:
         assert arrays["logits"].tolist() == [0, 1, 2, 3, 4, 5]
         assert arrays["spliced"].tolist() == [[1, 2]]
-        assert arrays["keys"].tolist() == [[[10, 11], [4, 5], [6, 7], [14, 15]]]
     req.extend_end = 3
     assert recorder.watch(SimpleNamespace(reqs=[req])) is None, "a chunk that ends earlier"
     assert recorder.watch(SimpleNamespace(reqs=[probed(rid="other"), req])) is None

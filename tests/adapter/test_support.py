@@ -158,17 +158,13 @@ def test_a_backend_that_is_refused_comes_with_the_flag_that_helps(backend: str, 
 @pytest.mark.parametrize(
     ("flags", "refused"),
     [
-        ("--tp-size 2 --dp-size 1", None),
         ("--dp-size 2", None),
         ("--tp-size 2 --attn-dp-size 2", None),
         ("--tp-size 2 --dp-size 2 --enable-dp-attention", None),
         ("--tp-size 2 --dwdp-size 2", "--dwdp-size 2"),
         ("--tp-size 2 --attn-cp-size 2", "--attn-cp-size 2"),
-        ("--tp-size 2 --attention-context-parallel-size 2", "--attn-cp-size 2"),
         ("--enable-prefill-cp --cp-strategy zigzag", "--enable-prefill-cp"),
-        ("--tp-size 2 --attn-cp-size 2 --enable-prefill-cp --cp-strategy zigzag", "--attn-cp-size 2"),
         ("--tp-size 2 --dcp-size 2", "--dcp-size 2"),
-        ("--tp-size 2 --decode-context-parallel-size 2", "--dcp-size 2"),
         ("--pipeline-parallel-size 2", "--pp-size 2"),
     ],
 )

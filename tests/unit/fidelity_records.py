@@ -67,11 +67,8 @@ class StandIn:
         self.prefix, self.vocab = prefix, vocab
         self.asked: list[Asked] = []
 
-    def record(
-        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str | None, keys: bool
-    ) -> Recorded:
+    def record(self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str | None) -> Recorded:
         """One request of the experiments."""
-        assert not keys
         self.asked.append(Asked(prompt, gold, arm, key, donors_from))
         return self.answer(self.asked[-1])
 
@@ -93,7 +90,6 @@ def recorded(
     return Recorded(
         logits=np.zeros((positions, vocab), dtype=np.float32),
         spliced=list(spliced),
-        keys=None,
         prefix_hit_tokens=prefix,
         chunk_hit_tokens=sum(end - start for start, end in spliced) if hits is None else hits,
     )

@@ -40,7 +40,6 @@ def make(raised: BaseException | None = None, folders: list[Path] | None = None)
     """The command of a study of one option."""
     study = Study("name", "What it is for.\n\n    an indented line", seed=3)
     study.add("--count", type=at_least(1), default=2, help="how many")
-    study.retire({"--number": "--count"})
 
     @study.measures
     def main(args: argparse.Namespace, logs: Path) -> Finding:
@@ -79,14 +78,12 @@ def test_how_a_study_with_servers_ends(
     assert not folders[0].exists()
 
 
-def test_help_teaches_and_a_retired_option_names_its_successor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     main = make()
-    for words in (["--help"], ["--number", "1"], ["--count", "0"]):
+    for words in (["--help"], ["--count", "0"]):
         with pytest.raises(SystemExit):
             main(words)
     shown = capsys.readouterr()
     assert "    an indented line" in shown.out
     assert "how many (default: 2)" in shown.out
-    assert "--number" not in shown.out
-    assert "--number is gone: --count" in shown.err
     assert "argument --count: 0: must be 1 or more" in shown.err

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from pic_bench.gpu import prefills
-from pic_bench.gpu.clocks import joules_each
-from pic_bench.gpu.model import TORCH, AttentionBackend, Bench, routed
+from pic_bench.gpu.model import TORCH, AttentionBackend, Bench
 from pic_bench.gpu.model_check import check_attention, check_model
-from pic_bench.gpu.passes import SHIFT, Layout, gap_extend, make_lookup, whole_extend
+from pic_bench.gpu.passes import SHIFT, Layout, gap_extend, make_lookup
 from pic_bench.gpu.prefills import PrefillTiming, break_even, energy_request, run_gaps
 from pic_bench.gpu.record import Work
 
@@ -82,30 +81,6 @@ def test_attention_that_sees_the_future_does_not_pass(tiny: Bench) -> None:
             check_attention(AttentionBackend("ahead", plan_ahead), shape, CPU)
 
 
-def test_absorbed_and_expanded_attention_give_the_same() -> None:
-    """A full prefill expands the latents; behind a prefix, here of one token, queries are absorbed."""
-    bench = Bench("tiny-mla-dims", TORCH, 512, torch.float32, CPU)
-    tokens, row = torch.arange(3, 203), bench.slots[:200]
-    expanded, absorbed = (bench.forward(whole_extend(tokens, row, n)) for n in (0, 1))
-    torch.testing.assert_close(absorbed, expanded, rtol=1e-4, atol=1e-4)
-
-
-def test_grouped_experts_are_the_tokens_own() -> None:
-    """Against every token through its own experts, one at a time."""
-    random = torch.Generator().manual_seed(0)
-    router, gate_up, down, hidden = (
-        torch.randn(shape, generator=random) for shape in ((8, 16), (8, 64, 16), (8, 16, 32), (20, 16))
-    )
-    weights, chosen = (hidden @ router.T).softmax(-1).topk(2)
-    expected = torch.zeros_like(hidden)
-    for token in range(20):
-        for weight, expert in zip(weights[token], chosen[token], strict=True):
-            gate, up = (gate_up[expert] @ hidden[token]).chunk(2)
-            expected[token] += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
-    layer = {"router": router, "experts_gate_up": gate_up, "experts_down": down}
-    torch.testing.assert_close(routed(hidden, layer, 2), expected, rtol=1e-4, atol=1e-3)
-
-
 LAYOUTS = [
     *(Layout(run=length) for length in (16, 32, 48, 63, 100, 300)),
     *(Layout.of_share(length, share, 8) for length in (2_048, 8_192, 32_768) for share in (0.5, 0.9, 0.99)),
@@ -139,16 +114,6 @@ def test_what_the_planner_does_not_find_is_not_timed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sglang_pic.core.ContentIndex.publish", lambda *_, **__: None)
     with pytest.raises(BenchError, match="the planner splices 0 tokens; not timed"):
         energy_request(DRY, "DeepSeek-V2-Lite")
-
-
-def test_energy_is_what_the_counter_gained() -> None:
-    total = 100.0
-
-    def work() -> None:
-        nonlocal total
-        total += 2.0
-
-    assert joules_each(work, lambda: total, 0.02) == pytest.approx(2.0)
 
 
 def test_energy_is_of_a_prompt_with_95_percent_reused() -> None:

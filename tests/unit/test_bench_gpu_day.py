@@ -103,6 +103,7 @@ def test_what_an_item_raises_is_its_record(tmp_path: Path, monkeypatch: pytest.M
     assert day.main(["--one", "energy", "--dry-run", "--out", str(tmp_path)]) == 1
     record = read_records(tmp_path)["energy"]
     assert (record.status, record.found.failures) == ("failed", ["ZeroDivisionError: division by zero"])
+    assert record.stand_ins == [], "nothing is replaced where the packages are"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

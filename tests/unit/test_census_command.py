@@ -138,11 +138,6 @@ def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: 
         ([GEN, GEN], "is named twice"),
         ([GEN, "--limit-sessions", "0"], "--limit-sessions=0: must be 1 or more"),
         ([GEN, "--min-run", "0"], "min_run_tokens=0"),
-        ([GEN, "--seam", "-1"], "seam_tokens=-1"),
-        ([GEN, "--tail", "-1"], "tail_tokens=-1"),
-        ([GEN, "--min-spliced", "0"], "min_spliced_tokens=0"),
-        ([GEN, "--foreign", "-1"], "foreign_tokens=-1"),
-        ([GEN, "--unseen", "101"], "unseen_percent=101"),
     ],
 )
 def test_usage(words: list[str], what: str, capsys: Capture) -> None:
@@ -150,12 +145,6 @@ def test_usage(words: list[str], what: str, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert what in err
-
-
-def test_no_file_is_usage() -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["census"])
-    assert stop.value.code == 2
 
 
 def end_at(call_number: int, error: BaseException, patch: pytest.MonkeyPatch) -> None:

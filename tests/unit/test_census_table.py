@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +16,7 @@ from sglang_pic.core import CoreConfig
 BIG = 999_999_999
 
 
-def text_counts(scale: int = 1, *, bound: bool = True, exact: bool = False, changed: int = 0) -> Counts:
+def text_counts(scale: int = 1, *, changed: int = 0) -> Counts:
     return Counts(
         sessions=4 * scale,
         calls=20 * scale,
@@ -28,7 +27,7 @@ def text_counts(scale: int = 1, *, bound: bool = True, exact: bool = False, chan
         runs=30 * scale,
         detail=Detail(
             tokenizer="words",
-            tokenizer_exact=exact,
+            tokenizer_exact=False,
             run_lengths=RunLengths(p10=16 * scale, p50=64 * scale, p90=512 * scale),
             chunk_tokens_same_session=240 * scale,
             chunk_tokens_other_session=60 * scale,
@@ -36,7 +35,7 @@ def text_counts(scale: int = 1, *, bound: bool = True, exact: bool = False, chan
             changed_fields=ChangedFields(
                 calls=3 * changed, fields=5 * changed, chunk_tokens=120 * changed, guarded_tokens=40 * changed
             ),
-            upper_bound=UpperBound(window_len=64, tokens=320 * scale, tokens_behind=310 * scale) if bound else None,
+            upper_bound=UpperBound(window_len=64, tokens=320 * scale, tokens_behind=310 * scale),
         ),
     )
 
@@ -52,11 +51,6 @@ def block_counts() -> Counts:
         runs=None,
         detail=Detail(note="prefix hits only"),
     )
-
-
-def table(counts: Counts, config: CoreConfig | None = None) -> str:
-    """The table of one file."""
-    return render(Census(files=[counts.of_file("mine")], total=counts), config or CoreConfig())
 
 
 def rows(text: str, name: str) -> list[list[str]]:
@@ -82,45 +76,6 @@ def test_facts_of_one_file() -> None:
     assert "Tokens are words. Set --tokenizer DIR to count your model's tokens." in text
 
 
-def test_the_bound_is_shown_where_it_was_asked_for() -> None:
-    text = table(text_counts(bound=False, exact=True))
-    assert "alignment" not in text
-    assert "the tokenizer and the chat template in words" in text
-
-
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        ("notes", "With --edit in_place both would be spliced"),
-        ("in_place", "With --edit notes a part of these chunks would be computed"),
-        ("recompile", "With --edit notes a part of it would be spliced"),
-    ],
-)
-def test_changed_fields_are_priced(edit: Literal["notes", "in_place", "recompile"], said: str) -> None:
-    text = table(text_counts(changed=1), config=CoreConfig(edit=edit))
-    assert ["3", "5", "120", "12.0%", "40", "4.0%"] in rows(text, "mine")
-    assert said in " ".join(text.split())
-
-
-def test_nothing_is_said_where_no_field_changed() -> None:
-    assert "--edit" not in table(text_counts())
-
-
-def test_block_traces_have_no_chunks() -> None:
-    counts = text_counts()
-    total = replace(counts, detail=Detail())
-    text = render(Census(files=[counts.of_file("a"), block_counts().of_file("blocks")], total=total), CoreConfig())
-    assert rows(text, "blocks ") == [["-", "12,031", "1,000.00 M", "500.00 M", "50.0%", "-", "-"]]
-    assert "blocks: prefix hits only." in text
-
-
-def test_block_traces_alone() -> None:
-    nothing = replace(text_counts(0), detail=Detail())
-    text = render(Census(files=[block_counts().of_file("blocks")], total=nothing), CoreConfig())
-    assert "recovered" not in text
-    assert "This cache" not in text
-
-
 @pytest.mark.parametrize("file", ["x" * 200 + "1.jsonl", "gen:agent_meta?" + "header=250&" * 10 + "seed=1"])
 def test_it_fits_a_narrow_terminal(file: str) -> None:
     counts = text_counts(999_999, changed=999_999)
@@ -130,12 +85,6 @@ def test_it_fits_a_narrow_terminal(file: str) -> None:
     # Nothing of the names is lost: they go on in the next lines.
     names = "".join(line[:WIDTH].split("  ")[0] for line in text.splitlines())
     assert all(name in names for name in (short_name(file), short_name(file.replace("1", "2")), "b" * 60))
-
-
-def test_settings_are_named() -> None:
-    config = CoreConfig(min_run_tokens=128, seam_tokens=8, sink_tokens=0, tail_tokens=0)
-    text = " ".join(table(text_counts(), config=config).split())
-    assert "repeats shorter than 128 tokens, the first 8 tokens of a run (its seam)." in text
 
 
 def test_pool_host_and_store_are_told_apart_and_sum_up_behind_the_warm_up() -> None:

@@ -111,6 +111,7 @@ def test_a_crowded_ending_does_not_hide_what_follows_it() -> None:
     publish(index, text(77_778, 60), body)
     plan = plan_of(index, text(77_779, 50), np.resize(ending, 2_000), body, text(77_780, 9))
     assert plan.num_spliced == 2_999
+    check(index)
 
 
 def test_a_conversation_of_thousands_of_turns() -> None:

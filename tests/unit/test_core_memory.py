@@ -11,6 +11,7 @@ import pytest
 from core_builders import join
 
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Tokens, as_tokens
+from sglang_pic.core.invariants import check
 
 FACTOR = 1.5
 BYTES_PER_TOKEN = 24
@@ -104,5 +105,6 @@ def test_many_namespaces_that_were_large_once_are_small_again() -> None:
 
     index, num_bytes = traced(shrink)
     assert index.stats().num_tokens == 3_000
+    check(index)
     # A fresh table has some kilobytes of its own, and keeps room for as many donors again.
     assert num_bytes <= 2 * index.stats().num_bytes + 10 * 6_000

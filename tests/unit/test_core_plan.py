@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,17 +54,3 @@ def test_a_cut_is_the_furthest_that_the_budget_allows(plan: Plan, budget: int, p
         if len([p for p in computed if p < stop]) <= max(budget, 1) and stop % page_size == 0
     ]
     assert end == (max(fits) if fits else min(plan.end, plan.prefix_len + page_size))
-
-
-@pytest.mark.parametrize("end", [0, 1, 299, 300, 301, 1_000])
-def test_a_path_gives_its_leading_tokens(end: int) -> None:
-    assert PATH.tokens(end).tolist() == list(range(end))
-    assert not PATH.tokens(end).flags.writeable
-
-
-def test_equal_paths_are_equal_values() -> None:
-    same = Path("a", [as_tokens(range(1_000))])
-    assert same == PATH
-    assert hash(same) == hash(PATH)
-    assert Path("b", [as_tokens(range(1_000))]) != PATH
-    assert Path("a", [as_tokens(np.arange(1_000)[::-1])]) != PATH

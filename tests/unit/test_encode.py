@@ -345,16 +345,6 @@ def test_pieces_cover_the_text(text: str) -> None:
     assert vocabulary.split(text).ids.tolist() == stretch.ids.tolist()
 
 
-def test_pieces_are_like_a_tokenizers() -> None:
-    stretch = Vocabulary().split("def fooBar(x):\n    return   12345 extraordinarily 🦊")
-    bounds = [*stretch.starts.tolist(), len(stretch.text)]
-    pieces = [stretch.text[start:end] for start, end in pairwise(bounds)]
-    assert pieces == [
-        *["def", " foo", "Bar", "(", "x", "):", "\n   ", " return", "  ", " ", "12", "34", "5"],
-        *[" extraordin", "arily", " ", "🦊"],
-    ]
-
-
 def test_a_cache_forgets_what_was_not_used_longest() -> None:
     made: list[str] = []
 

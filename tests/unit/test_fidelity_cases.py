@@ -13,12 +13,12 @@ from fidelity_records import recorded
 from pic_bench.fidelity.arms import CONTROLS, DEFAULT_POLICIES, EXACT, FULL, Arm, parse_policy, place_sessions
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, place_blocks
 from pic_bench.fidelity.cases.passages import grid_jobs
-from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
+from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised
 from pic_bench.fidelity.record import Donors, Experiment
-from pic_traces.questions import GENERATED, Question, generated_questions, read_questions
+from pic_traces.questions import GENERATED, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -53,11 +53,10 @@ def check_case(case: Case) -> None:
 
 
 def test_a_grid_prompt_and_its_donors_and_arms(text: ModelText, pool: TextPool) -> None:
-    sizes = msgspec.structs.replace(QUICK_SIZES, prompts=2, blocks=(1, 2, 16), key_prompts=1)
+    sizes = msgspec.structs.replace(QUICK_SIZES, prompts=2, blocks=(1, 2, 16))
     jobs = list(grid_jobs(sizes, pool, text, 0))
     assert jobs == list(grid_jobs(sizes, pool, text, 0))
     assert len({tuple(job.case.prompt) for job in jobs}) == len(jobs) == 6
-    assert [job.keys for job in jobs] == [True] * 3 + [False] * 3
     for job, num_blocks in zip(jobs, sizes.blocks * 2, strict=True):
         case = job.case
         check_case(case)
@@ -111,61 +110,6 @@ def test_generated_questions_are_answered_by_their_documents(text: ModelText, ki
         assert prompt.endswith(question.lead)
         assert question.answers[0] in prompt.split("Question:")[0]
         assert sum(question.answers[0] in document for document in question.documents) >= 1
-
-
-def test_long_documents_are_cut_around_the_answer_and_short_ones_joined(text: ModelText) -> None:
-    filler = " ".join(f"sentence {i} says nothing." for i in range(300))
-    question = Question(
-        source="set",
-        name="q",
-        documents=(filler[:3000] + " The answer is platypus. " + filler, "a short one", "another short one", filler),
-        question="What is it?",
-        answers=("platypus",),
-        supporting=frozenset({0}),
-    )
-    (job,) = qa_jobs([question], text, 0)
-    check_case(job.case)
-    assert "platypus" in text.text(job.case.prompt)
-    assert len(job.case.prompt) < 700
-    assert "a short one" in text.text(job.case.prompt)
-
-
-def test_lists_of_values_are_cut_to_whole_lines_and_the_key_leads_to_the_answer(
-    tmp_path: Path, text: ModelText
-) -> None:
-    rng = random.Random(1)
-    pairs = [(f"{rng.getrandbits(128):032x}", f"{rng.getrandbits(128):032x}") for _ in range(45)]
-    documents = [
-        {"title": f"records {at}", "text": "\n".join(f'"{key}": "{value}"' for key, value in pairs[at : at + 15])}
-        for at in (0, 15, 30)
-    ]
-    key, value = pairs[22]
-    qa = [{"question": f'What is the value of the key "{key}"?', "answers": [value], "supporting": [1]}]
-    path = tmp_path / "kv.jsonl"
-    path.write_text(json.dumps({"id": "kv-0", "source": "kv_retrieval", "documents": documents, "qa": qa}))
-    (question,) = read_questions(path, limit=1, seed=0)
-    assert question.lead == f'"{key}": "'
-    (job,) = qa_jobs([question], text, 0)
-    check_case(job.case)
-    prompt = text.text(job.case.prompt)
-    assert prompt.endswith(question.lead)
-    assert value.startswith(text.text(job.case.gold))
-    listed = prompt.split("Here are the documents.")[1].split("Question:")[0]
-    shown = [pair for pair in pairs if f'"{pair[0]}": "{pair[1]}"' in listed]
-    assert (key, value) in shown
-    assert "records" not in listed
-    # Last of its document, and nowhere else but in the lead: a small model goes on from where a key stood last.
-    assert f'"{key}": "{value}"\n\n' in listed
-    assert prompt.count(key) == 2
-    assert len(shown) >= 5
-    assert listed.count('"') == 4 * len(shown)
-    # The key stands in its document and in the lead: too short to be a run where documents are meant.
-    repeated = len(text.ids(f'"{key}": "'))
-    splicing = [arm for arm in job.arms if arm.seam_tokens is not None]
-    assert {arm.overrides["min_spliced_tokens"] for arm in splicing} == {QA_MIN_SPLICED}
-    assert repeated < QA_MIN_SPLICED
-    longest = max(arm.seam_tokens or 0 for arm in splicing)
-    assert all(end - start - longest >= QA_MIN_SPLICED for start, end in job.case.blocks)
 
 
 def test_a_question_set_is_read_one_question_of_each_item_first(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which prompts count and are paired, and what an interval says; `test_kept_runs` has the figures of real records."""
+"""What is counted, what an interval says, and the check of CI; `test_kept_runs` has the figures of real records."""
 
 from __future__ import annotations
 
@@ -14,31 +14,18 @@ import pytest
 from fidelity_records import probe, recorded
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Case
-from pic_bench.fidelity.compared import check_naive, make_cells, make_comparisons, make_panels
+from pic_bench.fidelity.compared import check_naive, make_cells, make_panels
 from pic_bench.fidelity.measure import Reference, compare
 from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.fidelity.summary import Cell, Comparison, Thresholds
-from pic_bench.fidelity.tables import cell_table, comparisons_table
+from pic_bench.fidelity.summary import Cell, Thresholds
+from pic_bench.fidelity.tables import cell_table
 from pic_bench.report.stats import Statistic, bootstrap
 
-THRESHOLDS = Thresholds()
-NAIVE = "not rotated less rotated, seam 1"
 
-
-def cells_of(probes: Sequence[Probe], thresholds: Thresholds = THRESHOLDS) -> list[Cell]:
-    return make_cells(make_panels(probes, thresholds)[0], thresholds)
-
-
-def cell_of(probes: Sequence[Probe], arm: str) -> Cell:
-    """The one cell of an arm."""
-    (found,) = [cell for cell in cells_of(probes) if cell.arm == arm]
+def cell_of(probes: Sequence[Probe]) -> Cell:
+    """The only cell of these records."""
+    (found,) = make_cells(make_panels(probes, Thresholds())[0], Thresholds())
     return found
-
-
-def test_what_was_not_measured_is_none() -> None:
-    cell = cell_of([probe(), probe(prompt="p1")], "seam-1")
-    missing = (cell.forced_kl, cell.nll_change, cell.agreed_tokens, cell.score, cell.exact_match, cell.score_change)
-    assert (*missing, cell.key_error, cell.recovery) == (None,) * 8
 
 
 def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
@@ -52,11 +39,10 @@ def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
     found = compare(Reference(full), this, Arm(name="seam-1", donors=Donors.ISOLATED), case, "float32", text)
     assert (found.sure_tokens, found.sure_flips, found.forced_agreement) == (3, 1, 0.5)
     again = msgspec.structs.replace(found, prompt="p1", sure_tokens=5, sure_flips=0)
-    table = cell_table([cell_of([found, again], "seam-1")])
+    table = cell_table([cell_of([found, again])])
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert (row["forced top-1"][:6], row["sure tokens flipped"]) == ("50.0 %", "12.5 % of 8")
-    old = cell_of([probe(), probe(prompt="p1", sure_tokens=5, sure_flips=0)], "seam-1")
-    assert old.sure is None
+    assert cell_of([probe(), probe(prompt="p1", sure_tokens=5, sure_flips=0)]).sure is None
 
 
 DRAWS = np.array(list(itertools.product(range(5), repeat=5)))
@@ -83,56 +69,6 @@ def test_intervals_are_those_of_all_draws_of_units(statistic: Statistic, most: i
         assert (alone.low, alone.value, alone.high) == pytest.approx((estimate.low, estimate.value, estimate.high))
 
 
-def test_prompts_of_one_arm_only_are_not_paired() -> None:
-    probes = [probe(prompt=f"p{i}", kl=1.0 + i, top1_agrees=i > 0) for i in range(5)]
-    probes += [probe(arm="exact", prompt=f"p{i}", kl=0.5) for i in range(2, 8)]
-    cell = cell_of(probes, "seam-1")
-    assert (cell.against_floor.n, cell.against_floor.unpaired) == (3, 5)
-    assert cell.against_floor.kl.value == pytest.approx((2.5 + 3.5 + 4.5) / 3)
-    assert (cell.against_floor.top1.value, cell.kl.value) == (0, 3)
-    # Without exact hits the floor is the second full prefill, which has none itself.
-    probes = [probe(), probe(arm="retest", kl=0.0), probe(arm="full", kl=0.0)]
-    assert cell_of(probes, "seam-1").against_floor.baseline == "retest"
-    assert [cell_of(probes, arm).against_floor for arm in ("full", "retest")] == [None, None]
-
-
-def test_panels_pool_questions_and_have_the_last_record_of_a_prompt() -> None:
-    common = {"experiment": Experiment.QA, "score": 1.0}
-    # The same name under another number of blocks is another prompt.
-    probes = [probe(prompt=f"q{n}", num_blocks=n, **common) for n in (2, 3)]
-    probes += [probe(prompt="q2", num_blocks=7, kl=kl, **common) for kl in (9.0, 0.04)]
-    panels, repeated = make_panels(probes, THRESHOLDS)
-    assert (len(panels), repeated) == (1, 1)
-    (cell,) = cells_of(probes)
-    assert (cell.n, cell.num_blocks, cell.kl.value) == (3, None, pytest.approx(0.02))
-
-
-@pytest.mark.parametrize(("probability", "undecided"), [(0.29, True), (0.3, False)])
-def test_a_cell_is_undecided_by_the_median(probability: float, undecided: bool) -> None:
-    probes = [probe(prompt=f"p{i}", top1_probability=p) for i, p in enumerate((0.01, probability, 0.99))]
-    assert cell_of(probes, "seam-1").undecided is undecided
-
-
-@pytest.mark.parametrize(("scores", "incompetent"), [((0.0, 0.3), True), ((0.1, 0.3), False), ((None, None), True)])
-def test_questions_are_beyond_the_model_by_the_full_prefill_s_mean(
-    scores: tuple[float | None, ...], incompetent: bool
-) -> None:
-    probes = [probe(arm="full", experiment=Experiment.QA, prompt=f"q{i}", score=s) for i, s in enumerate(scores)]
-    probes += [probe(experiment=Experiment.QA, prompt=f"q{i}", score=1.0) for i in range(2)]
-    assert cell_of(probes, "seam-1").incompetent is incompetent
-    assert not cell_of([probe(), probe(arm="full")], "seam-1").incompetent
-
-
-def compared(probes: Sequence[Probe], what: str = NAIVE) -> list[Comparison]:
-    return [one for one in make_comparisons(make_panels(probes, THRESHOLDS)[0]) if one.what == what]
-
-
-def interval(comparisons: Sequence[Comparison]) -> str:
-    """The last column of the only row."""
-    (row,) = comparisons_table(comparisons, min_prompts=20).rows
-    return row[-1]
-
-
 def two_arms(
     first: Callable[[int], float], second: Callable[[int], float], prompts: int = 30, **fields: object
 ) -> list[Probe]:
@@ -143,21 +79,6 @@ def two_arms(
         for arm, kl in kls.items()
         for i in range(prompts)
     ]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "prompts", "side"),
-    [
-        (lambda i: 0.01, lambda i: 0.5 + i % 2 / 10, 30, "below 0"),
-        (lambda i: 0.1 + (-1) ** i * 0.05, lambda i: 0.1, 30, "includes 0"),
-        (lambda i: 0.5 + i / 100, lambda i: 0.01, 20, "above 0"),
-        (lambda i: 0.5 + i / 100, lambda i: 0.01, 19, "too few"),
-    ],
-)
-def test_the_interval_s_side_is_said_of_enough_prompts(
-    first: Callable[[int], float], second: Callable[[int], float], prompts: int, side: str
-) -> None:
-    assert interval(compared(two_arms(first, second, prompts))) == side
 
 
 def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> None:

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 from pic_bench.fidelity import metrics
-from pic_bench.report.stats import common_len
 
 
 def test_log_softmax_is_that_of_the_definition_also_for_large_logits() -> None:
@@ -48,20 +47,6 @@ def test_cosine_does_not_see_a_constant() -> None:
 def test_nll_reads_each_row_at_its_own_token() -> None:
     rows = np.log([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]])
     assert metrics.mean_nll(rows, [1, 2]) == pytest.approx(-(math.log(0.25) + math.log(0.8)) / 2)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "agreed"),
-    [([1, 2, 3], [1, 2, 4], 2), ([1, 2], [1, 2], 2), ([1], [2], 0), ([1, 2, 3], [1, 2], 2), ([], [1], 0)],
-)
-def test_common_len(first: list[int], second: list[int], agreed: int) -> None:
-    assert common_len(first, second) == agreed
-
-
-def test_relative_error_is_of_the_whole_and_of_the_reference() -> None:
-    reference = np.array([[3.0, 4.0]], dtype=np.float32)
-    assert metrics.relative_error(reference, np.zeros_like(reference)) == pytest.approx(1.0)
-    assert metrics.relative_error(reference, reference + np.array([[0.0, 1.0]], dtype=np.float32)) == pytest.approx(0.2)
 
 
 def test_answers_are_compared_as_squad_compares_them() -> None:

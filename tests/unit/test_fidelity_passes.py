@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fidelity_records import Asked, StandIn, parse
 from pic_bench.fidelity import runner
-from pic_bench.fidelity.arms import EDIT_ARMS, EXACT, Arm, parse_policy
+from pic_bench.fidelity.arms import EXACT, Arm, parse_policy
 from pic_bench.fidelity.cases.calls import Call
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
@@ -64,16 +64,6 @@ def serve(tmp_path: Path, text: ModelText) -> Serve:
 
 
 @pytest.fixture
-def turns() -> Passes:
-    """Four calls, all of which are measured, under three policies."""
-    cases = [
-        Case(experiment=Experiment.TRACE, name=f"turn-{n}", source="s", prompt=list(range(60 + n)), gold=[1, 2])
-        for n in range(4)
-    ]
-    return Passes(source="s", calls=[Call(0, case, case.gold) for case in cases], arms=EDIT_ARMS)
-
-
-@pytest.fixture
 def trace() -> Passes:
     """A trace of six calls, of which the three longer ones are measured, under two policies in two orders."""
     calls = []
@@ -90,35 +80,17 @@ def arms_of(probes: Iterable[Probe]) -> list[tuple[str, str]]:
     return [(record.prompt, record.arm) for record in probes]
 
 
-def test_every_policy_has_a_cache_that_lives_through_its_pass(serve: Serve, turns: Passes) -> None:
-    server = Cache()
-    probes = serve(turns, server)
-    assert arms_of(probes) == [
-        (f"turn-{turn}", arm) for arm in ("full", "in_place", "notes", "recompile") for turn in range(4)
-    ]
-    controls, *passes = server.passes
-    assert len({key for key, *_ in controls}) == 4, "a full prefill meets nobody's rows"
-    found = [[(key, arm) for key, arm, _ in one] for one in passes]
-    assert found == [[("pass", arm.name)] * 4 for arm in EDIT_ARMS]
-    assert {asked.donors_from for asked in server.asked[4:]} == {None}
-
-
-def test_a_pass_that_was_broken_off_is_served_again_from_its_first_turn(serve: Serve, turns: Passes) -> None:
-    kept = frozenset(arms_of(p for p in serve(turns, Cache()) if p.arm != "notes" or p.prompt == "turn-0"))
-    server = Cache()
-    assert arms_of(serve(turns, server, kept)) == [(f"turn-{turn}", "notes") for turn in (1, 2, 3)]
-    assert [len(one) for one in server.passes] == [0, 4], "full prefills are kept"
-
-
-def test_a_full_prefill_that_was_served_cached_tokens_is_refused(serve: Serve, turns: Passes) -> None:
-    with pytest.raises(BenchError, match="turn-0: a full prefill was served 3 cached tokens"):
-        serve(turns, Cache(prefix=3))
+def test_a_full_prefill_that_was_served_cached_tokens_is_refused(serve: Serve, trace: Passes) -> None:
+    with pytest.raises(BenchError, match="a full prefill was served 3 cached tokens"):
+        serve(trace, Cache(prefix=3))
 
 
 def test_every_pass_over_a_trace_fills_the_cache_alike(serve: Serve, trace: Passes) -> None:
     server = Cache()
     probes = serve(trace, server)
     assert len({*arms_of(probes)}) == len(probes) == 2 * 3 * 5
+    alone = {key for one in server.passes for key, *_ in one if key != "pass"}
+    assert len(alone) == 2 * 3, "a full prefill, once and again, meets nobody's rows"
     passes = [[tokens for key, _, tokens in one if key == "pass"] for one in server.passes[1:]]
     found, exact, more = passes[::2]
     assert found == exact == more

@@ -13,35 +13,16 @@ from fidelity_records import parse, probe
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.config import Sizes
-from pic_bench.fidelity.folder import claim_run, merge_runs, read_config, read_environment, read_left_out, read_probes
+from pic_bench.fidelity.folder import claim_run, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
-from pic_bench.fidelity.record import Experiment, Probe, TemplateSet, append_lines
+from pic_bench.fidelity.record import Probe, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError
-
-
-def test_arguments_become_a_configuration() -> None:
-    whole = parse()
-    assert whole.sizes == Sizes()
-    assert whole.experiments == tuple(Experiment)
-    assert whole.dtypes == ("float32", "bfloat16")
-    assert whole.policies[0] == "default"
-    quick = parse("--quick --prompts 3 --blocks 2,16 --dtype float32 --server-arg='--page-size 16'")
-    assert (quick.sizes.prompts, quick.sizes.blocks, quick.dtypes) == (3, (2, 16), ("float32",))
-    assert quick.server_args == ("--page-size", "16")
-    assert Experiment.TRACE not in quick.experiments
-    assert parse("--experiment trace --quick").experiments == (Experiment.TRACE,)
-    words = " ".join(f"--experiment {experiment.value}" for experiment in Experiment)
-    assert parse(words).experiments == tuple(Experiment)
-    assert [parse(f"--set {of.value}").edit_set for of in TemplateSet] == list(TemplateSet)
-    with pytest.raises(SystemExit):
-        parse("--greedy 0")
 
 
 def test_edits_have_the_policies_that_are_named() -> None:
@@ -97,13 +78,6 @@ def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match=why):
             claim_run(other, config, resume=False, force=True)
     assert (folder / "mine.txt").exists()
-
-
-def test_an_order_that_is_none_is_refused_in_a_folder(tmp_path: Path) -> None:
-    written = msgspec.to_builtins(parse("--quick")) | {"orders": ["sorted"]}
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode(written))
-    with pytest.raises(BenchError, match=r"not of a fidelity run that this version can read .*sorted"):
-        read_config(tmp_path)
 
 
 class Server:
@@ -226,83 +200,3 @@ def test_an_earlier_run_outlives_a_command_that_cannot_begin(grid_run: tuple[Pla
     (folder / "probes.jsonl").write_text("{}\n")
     assert main(["fidelity", "--model", str(tmp_path / "none"), "--quick", "--force", "--out", str(folder)]) == 2
     assert (folder / "probes.jsonl").exists()
-
-
-def finished(folder: Path, line: str, commit: str = "a" * 40) -> Path:
-    """A run of one record for each number format, with its environment."""
-    config = parse(line)
-    claim_run(folder, config, resume=False, force=False)
-    write_json(folder / "config.json", config)
-    environment = msgspec.structs.replace(
-        capture_environment(), command=f"sglang-pic {folder.name}", commit=commit, dirty=False, load_1min=1.0
-    )
-    write_json(folder / "environment.json", environment)
-    append_lines(folder / "probes.jsonl", [probe(dtype=dtype, arm="exact") for dtype in config.dtypes])
-    return folder
-
-
-def test_runs_measured_side_by_side_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    grid = "--experiment grid --dtype"
-    single = finished(tmp_path / "single", f"{grid} float32")
-    half = finished(tmp_path / "half", f"{grid} bfloat16", commit="b" * 40)
-    with (half / "probes.jsonl").open("ab") as file:
-        file.write(b'{"cut')
-    (half / "left_out.jsonl").write_text('{"experiment":"grid","dtype":"bfloat16","prompt":"g","reason":"r"}\n')
-    out = tmp_path / "both"
-    assert main(["report", str(single), str(half), "--out", str(out)]) == 0
-    assert "bfloat16" in capsys.readouterr().out
-    assert read_config(out) == parse(f"{grid} float32 --dtype bfloat16")
-    assert [record.dtype for record in read_probes(out)] == ["float32", "bfloat16"]
-    assert [left.prompt for left in read_left_out(out)] == ["g"]
-    environment = msgspec.json.decode((out / "environment.json").read_bytes())
-    assert environment["command"] == "sglang-pic single; sglang-pic half"
-    assert environment["commit"] == f"{'a' * 40}; {'b' * 40}"
-    # Such a run can be gone on with, and is overwritten only on demand.
-    claim_run(out, parse(f"{grid} float32 --dtype bfloat16"), resume=True, force=False)
-    with pytest.raises(ConfigError, match="holds an earlier fidelity run"):
-        merge_runs([single, half], out, force=False)
-    merge_runs([half, single], out, force=True)
-    assert [record.dtype for record in read_probes(out)] == ["bfloat16", "float32"]
-
-
-def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> None:
-    trace = "--experiment trace --policy default --dtype"
-    single = finished(tmp_path / "single", f"{trace} float32")
-    half = finished(tmp_path / "half", f"{trace} bfloat16")
-    other = finished(tmp_path / "other", f"{trace} float32 --policy more=tail:0")
-    for folder, dtype in ((single, "float32"), (half, "bfloat16"), (other, "float32")):
-        (folder / f"trace-{dtype}.done").touch()
-    merge_runs([single, half], tmp_path / "dtypes", force=False)
-    done = {path.name for path in (tmp_path / "dtypes").glob("*.done")}
-    assert done == {"trace-float32.done", "trace-bfloat16.done"}
-    merge_runs([half, other], tmp_path / "policies", force=False)
-    assert list((tmp_path / "policies").glob("*.done")) == [tmp_path / "policies" / "trace-float32.done"]
-    more = finished(tmp_path / "more", f"{trace} bfloat16 --keys 40 --prompts 7")
-    merge_runs([single, more], tmp_path / "amounts", force=False)
-    united = read_config(tmp_path / "amounts").sizes
-    assert (united.key_prompts, united.prompts) == (40, Sizes().prompts)
-    assert not list((tmp_path / "amounts").glob("*.done"))
-
-
-def test_runs_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    others = {"one": "", "seed": "--seed 3", "blocks": "--blocks 4", "model": "--model other", "machine": ""}
-    runs = (finished(tmp_path / name, f"--experiment grid {more}") for name, more in others.items())
-    one, seed, blocks, model, machine = runs
-    environment = msgspec.json.decode((machine / "environment.json").read_bytes()) | {"cpu": "Another"}
-    (machine / "environment.json").write_bytes(msgspec.json.encode(environment))
-    out = tmp_path / "out"
-    for folders, why in (
-        ([one, seed], "seed is 0 in .*one and 3 in .*seed"),
-        ([one, blocks], "blocks is .1, 2, 4, 8, 16. in .*one and .4,. in .*blocks"),
-        ([one, model], "several models .m, other."),
-        ([one, machine], "cpu is .* and 'Another' in .*machine"),
-        ([one, tmp_path / "none"], "none.*: not of a fidelity run"),
-        ([one, out], "one of the runs to be put together"),
-    ):
-        with pytest.raises(BenchError, match=why):
-            merge_runs(folders, out, force=True)
-    assert not out.exists()
-    assert main(["report", str(one), str(seed)]) == 2
-    assert "say with --out" in capsys.readouterr().err
-    assert main(["report", str(one), "--out", str(out)]) == 2
-    assert "for several folders" in capsys.readouterr().err

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pic_traces import Call, CallSpec, Message, Session, load
-from pic_traces.clock import set_clocks, split_clock
+from pic_traces.clock import set_clocks
 from pic_traces.errors import TraceError
-from pic_traces.source import short_name
 
 from tests.unit.test_traces_formats import request, write
 
@@ -89,19 +88,3 @@ def test_what_stands_behind_the_clock_is_checked_as_ever() -> None:
     for trace in ("", "3@", "missing.jsonl"):
         with pytest.raises(TraceError, match=r"no such file; .* clock: in front of any"):
             load(f"clock:{trace}")
-
-
-@pytest.mark.parametrize(
-    ("trace", "name"),
-    [
-        ("sample:agents", "sample:agents"),
-        ("gen:random?tokenizer=/a/b", "gen:random?tokenizer=/a/b"),
-        ("logs/mine.jsonl.gz", "mine"),
-        ("logs/folder/", "folder"),
-        ("clock:7@logs/mine.json", "clock:7@mine"),
-        ("clock:gen:random", "clock:gen:random"),
-    ],
-)
-def test_short_names(trace: str, name: str) -> None:
-    assert short_name(trace) == name
-    assert split_clock(trace)[2] == trace.removeprefix("clock:").removeprefix("7@")

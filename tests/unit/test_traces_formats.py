@@ -107,18 +107,13 @@ def test_limits_cut_sessions_and_calls(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ([GOOD, '{"session_id": "x",'], r"t\.jsonl:2: bad JSON: .*a trace is JSONL"),
-        ([GOOD, "[1]"], r"t\.jsonl:2: list instead of a JSON object"),
         ([GOOD, {"messages": MESSAGES, "turns": [2]}], r"t\.jsonl:2: .*missing required field `session_id`"),
         ([GOOD, {**GOOD, "turns": [5]}], r"t\.jsonl:2: turns\[0\] is 5; messages has 5 entries, so 0 to 4 is allowed"),
         ([GOOD, {**GOOD, "turns": [0]}], r"t\.jsonl:2: call 0 was sent no messages: turns\[0\] is 0"),
-        ([GOOD, {**GOOD, "turns": ["2"]}], r"t\.jsonl:2: not a recorded session: Expected `int`.*turns"),
         ([GOOD, {**GOOD, "prompts": [[0]]}], r"t\.jsonl:2: prompts has 1 entries but turns has 2"),
         ([GOOD, {**GOOD, "prompts": [[0], [[3, 6]]]}], r"t\.jsonl:2: prompts\[1\] has \(3, 6\); .*within \[0, 5\)"),
-        ([GOOD, {**GOOD, "prompts": [[-1], [0]]}], r"t\.jsonl:2: prompts\[0\] has -1; "),
-        ([GOOD, {**GOOD, "agents": []}], r"t\.jsonl:2: agents has 0 entries"),
         ([GOOD, {**GOOD, "messages": [{"content": "x"}]}], r"t\.jsonl:2: messages\[0\] has role None"),
         ([request(""), {"x": 1}], r"t\.jsonl:2: no chat request: no `messages` among the keys x"),
-        ([{"messages": []}], r"t\.jsonl:1: no chat request: messages is \[\]"),
         ([request("", response=3)], r"t\.jsonl:1: the recorded answer is 3; a string"),
     ],
 )
@@ -173,12 +168,6 @@ def test_recorded_sessions_in_a_folder(tmp_path: Path) -> None:
     assert [session.session_id for session in load(str(tmp_path))] == ["x", "q", "q"]
 
 
-def test_one_pretty_printed_file(tmp_path: Path) -> None:
-    (session,) = load(write(tmp_path / "one.json", request("1"), indent=4))
-    assert contents(session) == ["1"]
-    assert session.source == "one.json"
-
-
 def test_equal_messages_of_a_log_are_held_once(tmp_path: Path) -> None:
     """Requests repeat their history; a log of them must not take the memory of all prompts."""
     history: list[Any] = [{"role": "user", "content": f"text {number}"} for number in range(3)]
@@ -208,9 +197,7 @@ def test_folders_without_sessions_are_refused(tmp_path: Path) -> None:
     [
         ([GOOD], r"2\.json: of recorded sessions .*, but .*1\.json has OpenAI chat requests"),
         ([[request("2"), {"learning_rate": 1}]], r"2\.json: item 2: of an unknown format, but .*keys: learning_rate"),
-        ([[request("2"), 3]], r"2\.json: item 2: int instead of a JSON object"),
         (['{\n"messages": ['], r"2\.json: bad JSON: .*; a \.json file is one JSON object or a list of them"),
-        (["7"], r"2\.json: int instead of a JSON object or a list of them"),
         ([request("1"), "{"], r"2\.json:2: bad JSON: "),
     ],
 )

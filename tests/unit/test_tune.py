@@ -72,7 +72,7 @@ class Server(StandIn):
         spread = (2 * about * self.rng.lognormal(0, 0.3)) ** 0.5
         noise = spread * self.rng.standard_normal(recorded.logits.shape)
         prefix = len(asked.prompt) // 2 if asked.arm.name == "exact" else 0
-        return Recorded(noise.astype(np.float32), [], None, prefix, recorded.chunk_hit_tokens)
+        return Recorded(noise.astype(np.float32), [], prefix, recorded.chunk_hit_tokens)
 
 
 Tune = Callable[..., tuple[int, Summary]]
@@ -310,7 +310,7 @@ def test_a_server_that_runs_is_asked_while_it_is_idle_and_again_where_a_user_cam
     )
     monkeypatch.setattr(CompareServer, "post", post)
     target = attach("http://127.0.0.1:1", "models/smollm2", until=time.monotonic() + 60)
-    found = target.record([1] * 50, [2, 3], Arm(name="careful"), key="pass", donors_from=None, keys=False)
+    found = target.record([1] * 50, [2, 3], Arm(name="careful"), key="pass", donors_from=None)
     assert (found.prefix_hit_tokens, found.chunk_hit_tokens) == (10, 30), "as it was served first"
     assert len(asked) == 2
     assert not states

@@ -12,7 +12,7 @@ import msgspec
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import QUICK_SIZES, Config, Sizes
 from pic_bench.fidelity.record import Experiment, TemplateSet
-from pic_bench.frame import add_options, interrupt_on_sigterm, retire
+from pic_bench.frame import add_options, interrupt_on_sigterm
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -28,13 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         several = isinstance(size.default, tuple)
         text = size.description[0].lower() + size.description[1:].removesuffix(".")
         parser.add_argument(
-            "--keys" if size.name == "key_prompts" else f"--{size.name.replace('_', '-')}",
-            dest=size.name,
+            f"--{size.name}",
             type=_numbers if several else int,
             metavar="N,N,..." if several else "N",
             help=f"{text} (default: {_shown(size.default)}; --quick: {_shown(getattr(QUICK_SIZES, size.name))})",
         )
-    retire(parser, {"--greedy": "answers are generated in qa, and in no other experiment"})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,8 +36,6 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts of edits, from the templates in turn."""
     calls: int | None = None
     """Only the first N calls of every trace."""
-    key_prompts: int = 10
-    """Prompts of each number of blocks whose keys are compared."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -88,5 +86,4 @@ QUICK_SIZES = Sizes(
     edits=16,
     blocks=(1, 4),
     seams=(0, 1, 8),
-    key_prompts=2,
 )

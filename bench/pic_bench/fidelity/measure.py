@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from pic_bench.fidelity import metrics
 from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm
@@ -63,7 +62,7 @@ def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size:
         if case.edited is not None and arm == STALE:
             # The old prompt's rows are the donors of all arms after it.
             prompt, donors_from = case.edited.old, NOBODY
-        recorded = target.record(prompt, case.gold, arm, key=_key(case, arm), donors_from=donors_from, keys=job.keys)
+        recorded = target.record(prompt, case.gold, arm, key=_key(case, arm), donors_from=donors_from)
         check_realised(case, arm, recorded, page_size)
         reference = reference or Reference(recorded)
         probe = compare(reference, recorded, arm, case, dtype, text)
@@ -107,7 +106,6 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         sure_flips=int((sure & ~alike).sum()),
         gold_tokens=num_gold,
         gold_nll=metrics.mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
-        key_error=_key_error(reference.recorded.keys, recorded),
         text=_text(case, text, [reference.top1], [top1]),
     )
 
@@ -182,13 +180,6 @@ def _key(case: Case, arm: Arm) -> str:
 
 def _donors_key(case: Case, kind: Donors) -> str:
     return _key(case, STALE) if kind is Donors.EDITED else f"{case.name}/donors-{kind.value}"
-
-
-def _key_error(reference: npt.NDArray[np.float32] | None, recorded: Recorded) -> float | None:
-    if reference is None or recorded.keys is None or not recorded.spliced:
-        return None
-    spliced = np.concatenate([np.arange(start, end) for start, end in recorded.spliced])
-    return metrics.relative_error(reference[:, spliced], recorded.keys[:, spliced])
 
 
 def _text(case: Case, text: ModelText, full: Sequence[int], this: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""How far two distributions, two answers or two sets of keys are apart, and the score of an answer.
+"""How far two distributions or two answers are apart, and the score of an answer.
 
 Everything is float64, so that a metric's own rounding (about 1e-15) is far below what float32 servers differ by.
 Scores are SQuAD's (arXiv:1606.05250), or whether a value that retrieval asks for stands in the answer.
@@ -48,12 +48,6 @@ def centred_cosine(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> 
 def mean_nll(logprobs: Floats, tokens: Sequence[int]) -> float:
     """Mean negative log-likelihood of `tokens`, the first of which is predicted by the first row."""
     return float(-logprobs[np.arange(len(tokens)), np.asarray(tokens)].mean())
-
-
-def relative_error(reference: npt.NDArray[np.floating], other: npt.NDArray[np.floating]) -> float:
-    """L2 norm of the difference over the reference's; both in one shape."""
-    difference = np.linalg.norm((other - reference).astype(np.float64))
-    return float(difference / np.linalg.norm(reference.astype(np.float64)))
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

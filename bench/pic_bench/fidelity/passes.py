@@ -81,7 +81,7 @@ class Vault:
         """What an earlier step of the same run has kept under a name."""
         with np.load(self._folder / f"{name}.npz") as arrays:
             prefix, chunk = arrays["hits"].tolist()
-            return Recorded(arrays["logits"], spliced=[], keys=None, prefix_hit_tokens=prefix, chunk_hit_tokens=chunk)
+            return Recorded(arrays["logits"], spliced=[], prefix_hit_tokens=prefix, chunk_hit_tokens=chunk)
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class PassRun:
     def _record(self, call: Call, arm: Arm) -> Recorded:
         """Serve a call on the arm's own cache, its answer behind it."""
         case = call.case
-        recorded = self.target.record(case.prompt, case.gold, arm, key=_CACHE, donors_from=None, keys=False)
+        recorded = self.target.record(case.prompt, case.gold, arm, key=_CACHE, donors_from=None)
         if len(call.answer) > len(case.gold):
             self.target.serve([*case.prompt, *call.answer], arm, key=_CACHE)
         return recorded
@@ -186,7 +186,7 @@ class PassRun:
     def _alone(self, call: Call, arm: Arm) -> Recorded:
         """A full prefill, in a namespace of its own."""
         case, key = call.case, f"{arm.name}/{call.case.name}"
-        recorded = self.target.record(case.prompt, case.gold, arm, key=key, donors_from=key, keys=False)
+        recorded = self.target.record(case.prompt, case.gold, arm, key=key, donors_from=key)
         if recorded.prefix_hit_tokens:
             raise BenchError(f"{case.name}: a full prefill was served {recorded.prefix_hit_tokens} cached tokens.")
         return recorded
@@ -198,7 +198,7 @@ class PassRun:
         """
         case, key = call.case, f"{arm.name}/{call.case.name}"
         self.target.compute(case.prompt[: len(case.prompt) // 2], key=key, off=True)
-        recorded = self.target.record(case.prompt, case.gold, arm, key=key, donors_from=key, keys=False)
+        recorded = self.target.record(case.prompt, case.gold, arm, key=key, donors_from=key)
         if not recorded.prefix_hit_tokens:
             raise BenchError(f"{case.name}: half of its prompt does not stay in the pool; raise --max-total-tokens.")
         return recorded

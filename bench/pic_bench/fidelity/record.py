@@ -128,7 +128,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of the greedy answer against the gold answers, in [0, 1]."""
     exact_match: bool | None = None
     key_error: float | None = None
-    """Relative L2 of the spliced rows' keys against the full prefill's, all layers."""
+    """Relative L2 of the spliced rows' keys against the full prefill's, all layers: in earlier records alone."""
     text: str | None = None
     """The end of the prompt and both answers, for the list of the worst."""
     edit: Edit | None = None

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from tqdm import tqdm
 
-from pic_bench.environment import Environment, capture_environment, joined
+from pic_bench.environment import Environment, capture_environment
 from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.folder import LEFT_OUT, PROBES, VAULT, read_environment, read_left_out, read_probes, trace_mark
 from pic_bench.fidelity.measure import Step, Unrealised, measure
@@ -151,4 +152,22 @@ def joined_environment(folder: Path) -> Environment:
     here = capture_environment()
     if not (folder / ENVIRONMENT).exists():
         return here
-    return joined([(str(folder), read_environment(folder)), ("this run", here)])
+    before = read_environment(folder)
+    for field in ("cpu", "gpus", "versions", "variables"):
+        if (there := getattr(before, field)) != (now := getattr(here, field)):
+            raise BenchError(
+                f"{field} is {there!r} in {folder} and {now!r} in this run; a report speaks of one machine and one set "
+                "of versions."
+            )
+    return msgspec.structs.replace(
+        before,
+        command=_each_once(before.command, here.command),
+        load_1min=max(before.load_1min, here.load_1min),
+        commit=_each_once(before.commit or "unknown", here.commit or "unknown"),
+        dirty=before.dirty or here.dirty,
+    )
+
+
+def _each_once(texts: str, text: str) -> str:
+    """A list of texts with one more, unless it is there."""
+    return "; ".join(dict.fromkeys([*texts.split("; "), text]))

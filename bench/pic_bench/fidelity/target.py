@@ -37,8 +37,6 @@ class Recorded:
     logits: npt.NDArray[np.float32]
     """`[positions, vocab]`, from the last token of the prompt on."""
     spliced: list[tuple[int, int]]
-    keys: npt.NDArray[np.float32] | None
-    """`[layers, tokens, width]`."""
     prefix_hit_tokens: int
     chunk_hit_tokens: int
 
@@ -76,7 +74,7 @@ class Target:
         self.server.post("/flush_cache", {})
 
     def record(
-        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str | None, keys: bool
+        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str | None
     ) -> Recorded:
         """Serve a prompt with gold tokens behind it, which are computed, and read what was recorded.
 
@@ -89,7 +87,7 @@ class Target:
         """
         name = f"r{time.monotonic_ns()}"
         options = _options(arm, donors_from)
-        options["testing"] = {**options["testing"], "record": name, "record_keys": keys}
+        options["testing"] = {**options["testing"], "record": name}
         # What log probabilities are asked for is computed.
         asked = {"return_logprob": True, "logprob_start_len": len(prompt) - 1}
         served = self._generate([*prompt, *gold], key, options, **asked)
@@ -110,7 +108,6 @@ class Target:
         return Recorded(
             logits=arrays["logits"],
             spliced=[(int(a), int(b)) for a, b in arrays["spliced"]],
-            keys=arrays.get("keys"),
             prefix_hit_tokens=served.cached_tokens - served.spliced_tokens,
             chunk_hit_tokens=served.spliced_tokens,
         )

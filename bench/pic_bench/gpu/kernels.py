@@ -25,8 +25,6 @@ from pic_kernels import Backend, host_native
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.gpu.clocks import device_seconds, take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Window, make_window
-from pic_bench.gpu.model import MODELS, TORCH, Bench
-from pic_bench.gpu.passes import random_tokens, whole_extend
 from pic_bench.report.markdown import Table, markdown_table
 
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
@@ -34,7 +32,6 @@ _TOKENS_OF_ROWS: Final = 8_192
 _ALL_ORDERS_AT: Final = 1_504
 _POOL_BYTES: Final = 1 << 30
 _MAX_WINDOWS: Final = 8
-_PREFILL_TOKENS: Final = 1_500
 
 
 class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,8 +65,6 @@ class KernelResult(Result, frozen=True, kw_only=True):
     device: str
     threads: int
     timings: list[KernelTiming]
-    prefill: dict[str, list[float]]
-    """With `--prefill`, of a prefill in bf16 and of a `splice` of as many slots in random order, taken in turns."""
 
 
 STUDY = Study("gpu.kernels", __doc__)
@@ -80,8 +75,6 @@ STUDY.add("--tokens", type=int, action="append", metavar="N", help=f"of a splice
 STUDY.add("--repeats", type=at_least(1), default=15, metavar="N", help="timed calls of each case")
 STUDY.add("--device", default="cpu", help="cpu, cuda, ...")
 STUDY.add("--backend", choices=[backend.value for backend in Backend], help="implementation (default: automatic)")
-STUDY.add("--prefill", choices=MODELS, help="also splice 1,500 tokens of this model beside computing them")
-STUDY.retire({"--memory-gib": "a pool takes at most a third of the memory, with fewer layers."})
 
 
 @STUDY.measures
@@ -95,17 +88,9 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     # Asked once: torch keeps the memory of the pools that are gone.
     budget = _free_bytes(device) // 3
     timings = [_measure(*case, args.repeats, device, budget) for case in _cases(args, device)]
-    prefill = time_prefill(args.prefill, device) if args.prefill else {}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    result = result_of(
-        KernelResult, args, device=name, threads=torch.get_num_threads(), timings=timings, prefill=prefill
-    )
-    shown = markdown_table(_table(timings))
-    if prefill:
-        computed, spliced = (median(prefill[way]) for way in ("prefill", "splice"))
-        shown += f"\n\n{_PREFILL_TOKENS:,} tokens of {args.prefill}: computed in {computed:.0f} ms, "
-        shown += f"spliced in {spliced:.1f} ms: {spliced / computed:.2%}."
-    return Finding(result, shown)
+    result = result_of(KernelResult, args, device=name, threads=torch.get_num_threads(), timings=timings)
+    return Finding(result, markdown_table(_table(timings)))
 
 
 def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, str, int]]:
@@ -170,18 +155,6 @@ def _table(timings: list[KernelTiming]) -> Table:
         for t in timings
     ]
     return Table([*header, "move, rope", "rel L2", "backend"], rows)
-
-
-def time_prefill(model: str, device: torch.device) -> dict[str, list[float]]:
-    """A prefill of 1,500 tokens of `model`, with random weights, and a splice of as many."""
-    bench = Bench(model, TORCH, 4 * _PREFILL_TOKENS, torch.bfloat16, device)
-    window = make_window(bench.pool, "scattered", _PREFILL_TOKENS, 0)
-    bench.pool.fill()
-    bench.pool.check(window)
-    tokens = bench.to_device(random_tokens(np.random.default_rng(0), _PREFILL_TOKENS, bench.dims.vocab))
-    extend = whole_extend(tokens, bench.slots[:_PREFILL_TOKENS], 0)
-    ways = {"prefill": lambda: bench.first_token(extend), "splice": lambda: bench.pool.move(window)}
-    return take_turns(ways, 5, device)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -36,7 +36,7 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     watch_rows: bool = False
     """Watch every KV row and account for every slot and lock: the part `books` of `/server_info` (slow, on a CPU)."""
     record_dir: str | None = None
-    """Folder for what requests with `testing.record` computed: logits, spliced spans, keys."""
+    """Folder for what requests with `testing.record` computed: logits, spliced spans."""
 
     @property
     def names_on(self) -> list[str]:
@@ -69,8 +69,6 @@ class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of the reuse policy for this request alone, any of them and within the bounds of the configuration."""
     record: str | None = None
     """Name of the file in `record_dir` that gets what this request computed."""
-    record_keys: bool = False
-    """Record the request's keys too, all layers."""
 
     def __post_init__(self) -> None:
         if self.record is not None and not _RECORD_NAME.fullmatch(self.record):

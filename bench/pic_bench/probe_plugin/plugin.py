@@ -76,7 +76,7 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
         _hook("AFTER", f"{_PATH}.move_rows", faults.move_rows)
     if config.sync_debug:
         _hook("BEFORE", f"{_PATH}.lay_out", _warn_of_waits)
-    # Ranks compute the same logits, so only the first one records; keys are those of its own heads.
+    # Ranks compute the same logits, so only the first one records.
     if config.record_dir is not None and ctx.tp_rank == 0:
         _hook("BEFORE", f"{_PATH}.__init__", partial(_add_recorder, Path(config.record_dir)))
     if config.ignore_prefix:
@@ -172,7 +172,7 @@ class _Faults:
 def _add_recorder(folder: Path, path: Any, splicer: Any, observers: Any = (), **draft: Any) -> Any:
     from pic_bench.probe_plugin.recorder import Recorder
 
-    recorder = Recorder(splicer.view, folder)
+    recorder = Recorder(folder)
     _hook("AFTER", _LOGITS, recorder.keep)
     return (path, splicer, [*observers, recorder]), draft
 

@@ -1,11 +1,9 @@
-"""Writes down what a request of an experiment computed: logits over the whole vocabulary, spliced spans, keys.
+"""Writes down what a request of an experiment computed: logits over the whole vocabulary, spliced spans.
 
 One `NAME.npz` in `record_dir` for each request that asks, complete when the request's answer arrives:
 
     logits   [num_positions, vocab_size] float32   from the first position whose logprob was asked for, or the last one
     spliced  [num_spans, 2] int64                  half-open spans of the prompt whose rows were spliced
-    keys     [num_layers, num_tokens, width] float32, where the request asks for them: the row of each prompt token as
-             the pool holds it; for MLA the latent and the rotary part
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pic_bench.probe_plugin.options import RequestProbe, probe_of
-from sglang_pic.runtime.views import PoolView
+from pic_bench.probe_plugin.options import probe_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +25,11 @@ class Recorder:
     """An observer of forward passes.
 
     Args:
-        view: the pool whose keys are recorded.
         folder: where the files go; made if it is not there.
     """
 
-    def __init__(self, view: PoolView, folder: Path) -> None:
-        self._view, self._folder = view, folder
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._logits: list[torch.Tensor] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -50,28 +46,21 @@ class Recorder:
             return None
         (req,) = asking
         self._logits = []
-        row = batch.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-        return lambda _output: self._write(req, row)
+        return lambda _output: self._write(req)
 
     def keep(self, logits: torch.Tensor, *_args: object, **_kwargs: object) -> None:
         """The hook on `LogitsProcessor._get_logits`."""
         if self._logits is not None:
             self._logits.append(logits.detach().to(torch.float32).cpu().clone())
 
-    def _write(self, req: Any, row: torch.Tensor) -> None:
+    def _write(self, req: Any) -> None:
         assert self._logits is not None, "what watches the pass is told of it once"
-        probe: RequestProbe = probe_of(req)
-        num_tokens = len(req.full_untruncated_fill_ids)
         arrays = {
             "logits": torch.cat(self._logits).numpy(),
             "spliced": np.array(req.pic.spliced, dtype=np.int64).reshape(-1, 2),
         }
         self._logits = None
-        if probe.record_keys:
-            slots = row[:num_tokens].to(torch.int64)
-            rows = [buffer[slots].to(torch.float32).reshape(num_tokens, -1).cpu() for buffer in self._view.keys]
-            arrays["keys"] = torch.stack(rows).numpy()
-        path = self._folder / f"{probe.record}.npz"
+        path = self._folder / f"{probe_of(req).record}.npz"
         # A reader that polls must never see half a file.
         partial = path.with_suffix(".partial.npz")
         np.savez(partial, **arrays)  # type: ignore[arg-type]

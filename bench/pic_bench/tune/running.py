@@ -98,7 +98,7 @@ class _RunningTarget(Target):
         self._scope = f"tune-{secrets.token_hex(8)}"
 
     def record(
-        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str | None, keys: bool
+        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str | None
     ) -> Recorded:
         """As `Target.record`; again where a user's request shared the pass, or it came in chunks.
 
@@ -107,7 +107,7 @@ class _RunningTarget(Target):
         first: Answer | None = None
         for attempt in range(1, _TRIES + 1):
             try:
-                found = super().record(prompt, gold, arm, key=key, donors_from=donors_from, keys=keys)
+                found = super().record(prompt, gold, arm, key=key, donors_from=donors_from)
             except Unrecorded as error:
                 if attempt == _TRIES:
                     raise

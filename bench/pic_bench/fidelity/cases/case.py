@@ -109,8 +109,6 @@ class Job:
     arms: tuple[Arm, ...]
     answer_tokens: int = 0
     """So many are generated under every arm, where the case has answers."""
-    keys: bool = False
-    """Whether keys are compared."""
 
     @property
     def cost(self) -> int:

@@ -45,7 +45,7 @@ def grid_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Itera
         rng = random.Random(f"grid-{seed}-{num_blocks}-{number}")
         passages = _passages(frames, pool, rng, num_blocks)
         case = Case(experiment=Experiment.GRID, name=f"grid-{num_blocks}-{number}", **passages)
-        yield Job(case=case, arms=arms, keys=number < sizes.key_prompts)
+        yield Job(case=case, arms=arms)
 
 
 def _passages(frames: _Frames, pool: TextPool, rng: random.Random, num_blocks: int) -> dict[str, Any]:
