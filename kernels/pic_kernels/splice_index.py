@@ -19,13 +19,20 @@ from .backend import Backend, Choice, choose_backend
 from .coverage import refusal
 from .index_pages import KEY_DIM, PAGE_BYTES, PAGE_TOKENS
 from .layers import LayerBuffers
-from .operands import check_indices, check_rope
+from .operands import check_indices, check_rope, check_source
 from .rope_params import RopeParams
 from .slots import guard_slots
 
 
 def splice_index(
-    pages: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, is_mixed: bool
+    pages: Sequence[Tensor],
+    src: Tensor,
+    dst: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+    *,
+    is_mixed: bool,
+    source: LayerBuffers | None = None,
 ) -> None:
     """Copy index keys between slots, turned by each token's shift; in place.
 
@@ -41,6 +48,8 @@ def splice_index(
         shifts: `[n]` int32 or int64, target position minus source position.
         rope: the rotation of the keys' first dimensions, on the buffers' device.
         is_mixed: whether the stored keys went through the Hadamard transform.
+        source: keys are read from these pages instead, of the same layers; pinned host memory will do for pages on a
+            device.
 
     Raises:
         TypeError: a dtype outside the contract.
@@ -49,15 +58,20 @@ def splice_index(
     buffers = LayerBuffers.of("pages", pages)
     check_pages(buffers, rope)
     check_indices(src, dst, shifts, buffers.device)
+    if source is not None:
+        check_source(source, buffers)
     if not src.numel():
         return
-    guard_slots(src, dst, PAGE_TOKENS * buffers[0].shape[0])
+    num_sources = None if source is None else PAGE_TOKENS * source[0].shape[0]
+    guard_slots(src, dst, PAGE_TOKENS * buffers[0].shape[0], num_sources)
     if choose_index(buffers, rope).backend is Backend.TRITON:
         from . import triton_index
 
-        triton_index.splice_index(buffers, src, dst, shifts, rope, is_mixed=is_mixed)
+        triton_index.splice_index(buffers, src, dst, shifts, rope, is_mixed=is_mixed, source=source)
+    elif source is not None and source.device != buffers.device:
+        raise ValueError("keys in host memory are read by the fused kernel only, which does not cover these operands.")
     else:
-        reference.splice_index(buffers, src, dst, shifts, rope, is_mixed=is_mixed)
+        reference.splice_index(buffers, src, dst, shifts, rope, is_mixed=is_mixed, source=source)
 
 
 def check_pages(pages: LayerBuffers, rope: RopeParams) -> None:

@@ -28,12 +28,20 @@ _CONSTANTS: Final = (KEY_DIM, MIN_PEAK, PAGE_BYTES, PAGE_TOKENS, SCALES_AT, IS_I
 
 
 def splice_index(
-    pages: LayerBuffers, src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, is_mixed: bool
+    pages: LayerBuffers,
+    src: Tensor,
+    dst: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+    *,
+    is_mixed: bool,
+    source: LayerBuffers | None = None,
 ) -> None:
     """See `pic_kernels.splice_index`; one launch on the current stream, nothing is read back."""
     n = src.numel()
     with on_device(src.device):
         _splice_index_kernel[(-(-n // TOKEN_BLOCK), len(pages))](
+            (source or pages).addresses_on(pages.device),
             pages.addresses,
             src.contiguous(),
             dst.contiguous(),
@@ -61,7 +69,8 @@ def compile_for(rotary_dim: int, *, is_neox: bool, is_mixed: bool, target: GPUTa
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["src", "dst", "shifts"])
 def _splice_index_kernel(
-    table,
+    read_table,
+    write_table,
     src,
     dst,
     shifts,
@@ -87,7 +96,10 @@ def _splice_index_kernel(
     target = tl.load(dst + token, mask=live, other=0)
     shift = tl.load(shifts + token, mask=live, other=0).to(tl.int64)
     # NOTE: buffers of pages start at multiples of 16 bytes, as `coverage` has it.
-    base = tl.load(table + tl.program_id(1))
+    base = tl.load(read_table + tl.program_id(1))
+    held_keys = tl.multiple_of(base.to(tl.pointer_type(tl.int8)), 16)
+    held_scales = tl.multiple_of(base.to(tl.pointer_type(tl.int32)), 16)
+    base = tl.load(write_table + tl.program_id(1))
     keys = tl.multiple_of(base.to(tl.pointer_type(tl.int8)), 16)
     scales = tl.multiple_of(base.to(tl.pointer_type(tl.int32)), 16)
     read_at = source // PAGE_TOKENS * PAGE_BYTES + source % PAGE_TOKENS * KEY_DIM
@@ -96,8 +108,8 @@ def _splice_index_kernel(
     write_scale = (target // PAGE_TOKENS * PAGE_BYTES + SCALES_AT) // 4 + target % PAGE_TOKENS
 
     lane = tl.arange(0, KEY_DIM)[None, :]
-    held = tl.load(keys + read_at[:, None] + lane, mask=live[:, None], other=0)  # [BLOCK_T, KEY_DIM]
-    held_scale = tl.load(scales + read_scale, mask=live, other=0)
+    held = tl.load(held_keys + read_at[:, None] + lane, mask=live[:, None], other=0)  # [BLOCK_T, KEY_DIM]
+    held_scale = tl.load(held_scales + read_scale, mask=live, other=0)
     scale = held_scale.to(tl.float32, bitcast=True)[:, None]
     key = widen(held, tl.float8e4nv) * scale
     if IS_MIXED:

@@ -21,7 +21,7 @@ IO_BACKEND: Final = "direct"
 RESERVE_BYTES: Final = 1 << 30
 """Memory that host pools leave free; SGLang leaves 10 GiB, which is all of a small machine."""
 
-_POOL_MODULES: Final = ("sglang.srt.mem_cache.pool_host.mha", "sglang.srt.mem_cache.pool_host.mla")
+_POOL_MODULES: Final = tuple(f"sglang.srt.mem_cache.pool_host.{kind}" for kind in ("dsa", "mha", "mla"))
 
 
 def install() -> None:
@@ -30,7 +30,9 @@ def install() -> None:
     if hasattr(base.HostKVCache.__init__, "__wrapped__"):
         return
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
-    base.HostKVCache.__init__ = _without_pinning(base.HostKVCache.__init__)
+    index: Any = import_module("sglang.srt.mem_cache.pool_host.dsa")
+    for pool in (base.HostKVCache, index.DSAIndexerPoolHost):
+        pool.__init__ = _without_pinning(pool.__init__)
     for name in _POOL_MODULES:
         module = import_module(name)
         for copy in (transfer_kv_direct, transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf):
@@ -86,7 +88,7 @@ def _without_pinning(original: Callable[..., None]) -> Callable[..., None]:
     """A host pool's initialiser that asks for ordinary memory: there is no device to pin it for."""
 
     @functools.wraps(original)
-    def initialise(pool: object, **kwargs: Any) -> None:
-        original(pool, **kwargs | {"pin_memory": False})
+    def initialise(pool: object, *args: object, **kwargs: Any) -> None:
+        original(pool, *args, **kwargs | {"pin_memory": False})
 
     return initialise

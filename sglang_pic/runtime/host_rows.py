@@ -6,6 +6,9 @@ tensor of rows that begins at the layer's first one, and a host slot is an index
     layer_first         layer, slot           row of slot s: s
     page_first          slot, layer           row of slot s: s * layers
     page_first_direct   page, layer, slot     row of slot s: (s // page) * layers * page + s % page
+
+Index keys of these slots lie in a pool beside it, a page of them together: page after page of one layer, or those of
+all layers of one page.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from pic_kernels.index_pages import PAGE_BYTES, PAGE_TOKENS
 from torch import Tensor
 
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
 from sglang_pic.runtime.views import PoolKind, PoolView
 
 KNOWN_HOST_POOLS: Final = {"MHATokenToKVPoolHost": PoolKind.MHA, "MLATokenToKVPoolHost": PoolKind.MLA}
+INDEX_HOST_POOL: Final = "DSAIndexerPoolHost"
 LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct")
 OTHER_LAYOUT: Final = Refused(
     "rows are not whole there", f"start with --hicache-mem-layout {', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}"
@@ -37,6 +42,9 @@ class HostView:
         page_size: slots of a page.
         page_rows: rows from one page to the next.
         slot_rows: rows from one slot of a page to the next.
+        index: per layer the index keys `[num_pages, 1, PAGE_BYTES]`, pages of all layers among them, as in `PoolView`;
+            of no length where a layer has none, empty where no layer has any.
+        index_step: from the index keys of a page to those of the next, in pages.
     """
 
     keys: tuple[Tensor, ...]
@@ -44,6 +52,8 @@ class HostView:
     page_size: int
     page_rows: int
     slot_rows: int
+    index: tuple[Tensor, ...] = ()
+    index_step: int = 1
 
     def rows(self, slots: Tensor) -> Tensor:
         """The rows of host slots, `[n]` int64 in host memory, as indices into `keys` and `values`."""
@@ -52,9 +62,18 @@ class HostView:
         page = torch.div(slots, self.page_size, rounding_mode="floor")
         return page * self.page_rows + (slots - page * self.page_size) * self.slot_rows
 
+    def index_slots(self, slots: Tensor) -> Tensor:
+        """The same in `index`, as slots of its pages."""
+        return slots + torch.div(slots, PAGE_TOKENS, rounding_mode="floor") * (PAGE_TOKENS * (self.index_step - 1))
 
-def view_host_pool(host_pool: object, view: PoolView) -> HostView:
+
+def view_host_pool(host_pool: object, view: PoolView, index_pool: object | None = None) -> HostView:
     """The view of the host pool that backs the pool of `view`.
+
+    Args:
+        host_pool: of its rows.
+        view: of the device's pool.
+        index_pool: of its index keys, if it has any.
 
     Raises:
         UnsupportedError: the pool or its layout is not one whose rows can be read.
@@ -87,4 +106,29 @@ def view_host_pool(host_pool: object, view: PoolView) -> HostView:
         num_rows = len(flat) - layer_rows * (layers - 1)
         found.append(tuple(flat[layer_rows * layer :][:num_rows] for layer in range(view.num_layers)))
     keys, *values = found
-    return HostView(keys, values[0] if values else (), page_size, page_rows, slot_rows)
+    index, index_step = _view_index(index_pool, view) if view.index else ((), 1)
+    return HostView(keys, values[0] if values else (), page_size, page_rows, slot_rows, index, index_step)
+
+
+def _view_index(index_pool: Any, view: PoolView) -> tuple[tuple[Tensor, ...], int]:
+    """The pages of each layer's index keys in their host pool, and the step from one page of a layer to the next.
+
+    The host pool has a layer for each one that has any on the device, in their order.
+    """
+    name = type(index_pool).__name__
+    if name != INDEX_HOST_POOL:
+        raise UnsupportedError(OTHER_HOST_POOL.line(f"the host pool {name} of index keys"))
+    filled = [layer for layer, pages in enumerate(view.index) if len(pages)]
+    layers, pages, buffer = index_pool.layer_num, index_pool.indexer_page_num, index_pool.index_k_with_scale_buffer
+    if layers < len(filled) or index_pool.page_size != PAGE_TOKENS or buffer.nbytes != layers * pages * PAGE_BYTES:
+        raise ContractError(
+            f"{name}: {layers} layers of {pages} pages of {index_pool.page_size} tokens in {buffer.nbytes} bytes; this "
+            "version was built for SGLang 0.5.23."
+        )
+    layer_pages, step = (pages, 1) if index_pool.layout == "layer_first" else (1, layers)
+    flat = buffer.view(torch.float8_e4m3fn).view(layers * pages, 1, PAGE_BYTES)
+    num_pages = len(flat) - layer_pages * (layers - 1)
+    return tuple(
+        flat[layer_pages * filled.index(layer) :][:num_pages] if layer in filled else flat[:0]
+        for layer in range(view.num_layers)
+    ), step

@@ -32,7 +32,7 @@ from sglang_pic.runtime.views import PoolKind, PoolView
 
 logger = logging.getLogger(__name__)
 
-INDEX_FETCH = Refused("index keys are not read from the host yet", "start without --enable-hierarchical-cache")
+INDEX_FETCH = Refused("rows of index keys are not read from the host yet", "start without --enable-hierarchical-cache")
 UNFUSED_FETCH = Refused("only the fused kernel reads them", "start without --enable-hierarchical-cache")
 
 
@@ -54,6 +54,7 @@ class _IndexGroup:
 
     form: IndexRope
     pages: LayerBuffers
+    layers: Sequence[int]
 
 
 class Splicer:
@@ -80,7 +81,7 @@ class Splicer:
                 raise UnsupportedError(Refused(f"they have {rows.shape[2]!r} dimensions").line(found))
         self.view = view
         self._max_shift = geometry.max_shift
-        self._host: tuple[HostView, Sequence[Source]] | None = None
+        self._host: tuple[HostView, Sequence[Source], Sequence[LayerBuffers]] | None = None
         self._bind(geometry)
         self._index = _index_groups(view, geometry)
         for group in self._groups:
@@ -132,6 +133,7 @@ class Splicer:
                 values are not read back: checking them would stall the stream.
         """
         self._move(src, dst, shifts, [None] * len(self._groups), windows)
+        self._move_index(src, dst, shifts, [None] * len(self._index))
 
     def bind_host(self, host: HostView) -> None:
         """Let `fetch` read the rows of a host pool.
@@ -139,15 +141,18 @@ class Splicer:
         Raises:
             UnsupportedError: the fused kernel does not cover the pool's rows, and nothing else reads host memory.
         """
-        if self.view.index_dtype is not None:
-            raise UnsupportedError(INDEX_FETCH.line("a sparse-attention indexer with a host pool"))
-        if any(self._choose(group).backend is Backend.DEVICE for group in self._groups):
+        if self.view.index_rows:
+            raise UnsupportedError(INDEX_FETCH.line("block-sparse attention with a host pool"))
+        choices = [self._choose(group) for group in self._groups]
+        choices += [choose_index(each.pages, each.form.rope) for each in self._index]
+        if any(choice.backend is Backend.DEVICE for choice in choices):
             raise UnsupportedError(UNFUSED_FETCH.line(f"rows of {self.view.dtype} in a host pool"))
         sources = []
         for _, indices in self.geometry.groups():
             layers = [host.keys[index] for index in indices], [host.values[index] for index in indices if host.values]
             sources.append(Source(*(LayerBuffers(each, name="host rows") for each in layers if each)))
-        self._host = host, sources
+        index = [LayerBuffers([host.index[layer] for layer in each.layers], name="host index") for each in self._index]
+        self._host = host, sources, index
 
     def fetch(self, host_slots: Tensor, dst: Tensor, shifts: Tensor) -> None:
         """Copy rows of the host pool to `dst` in all layers, keys turned by each token's shift.
@@ -163,12 +168,11 @@ class Splicer:
             TypeError: as `splice` does, likewise `ValueError`.
         """
         assert self._host is not None, "no host pool is bound"
-        host, sources = self._host
-        rows = host.rows(host_slots)
-        if dst.device.type != "cpu":
-            # NOTE: only a copy from pinned memory does not make the host wait for all queued work.
-            rows = rows.pin_memory().to(dst.device, non_blocking=True)
+        host, sources, index = self._host
+        rows = _bring(host.rows(host_slots), dst.device)
         self._move(rows, dst, shifts, sources)
+        if self._index:
+            self._move_index(_bring(host.index_slots(host_slots), dst.device), dst, shifts, index)
 
     def _move(
         self,
@@ -195,8 +199,10 @@ class Splicer:
                 splice_mla(group.keys, read, written, shifts, group.rope, rope_offset=rope_offset, source=source)
             else:
                 splice_mha(group.keys, group.values, read, written, shifts, group.rope, source=source)
-        for each in self._index:
-            splice_index(each.pages, src, dst, shifts, each.form.rope, is_mixed=each.form.is_mixed)
+
+    def _move_index(self, src: Tensor, dst: Tensor, shifts: Tensor, sources: Sequence[LayerBuffers | None]) -> None:
+        for each, source in zip(self._index, sources, strict=True):
+            splice_index(each.pages, src, dst, shifts, each.form.rope, is_mixed=each.form.is_mixed, source=source)
 
     def rotary_part(self, layer: int) -> slice:
         """The dimensions of a key's row that a shift rotates, in the pool's layer `layer`."""
@@ -206,6 +212,11 @@ class Splicer:
         if group.values is None:
             return choose_mla(group.keys, group.rope, rope_offset=self.view.rope_offset)
         return choose_mha(group.keys, group.values, group.rope)
+
+
+def _bring(slots: Tensor, device: torch.device) -> Tensor:
+    """Slots in host memory on `device`; only a copy from pinned memory does not make the host wait for queued work."""
+    return slots if device.type == "cpu" else slots.pin_memory().to(device, non_blocking=True)
 
 
 def _index_groups(view: PoolView, geometry: RopeGeometry) -> list[_IndexGroup]:
@@ -223,6 +234,7 @@ def _index_groups(view: PoolView, geometry: RopeGeometry) -> list[_IndexGroup]:
         _IndexGroup(
             IndexRope(form.rope.to(view.device), form.is_mixed),
             LayerBuffers([view.index[layer] for layer in layers], name="index pages"),
+            layers,
         )
         for form, layers in groups.items()
     ]

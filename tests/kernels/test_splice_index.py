@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pic_kernels import RopeParams, splice_index
+from pic_kernels import LayerBuffers, RopeParams, splice_index
 from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, split_pages
 from pic_kernels.numerics import INDEX_REL_L2, MAX_TESTED_SHIFT, relative_l2
 from splice_cases import Slots, make_rope, pages, scattered, spans
@@ -64,6 +64,12 @@ def test_a_moved_key_is_the_one_computed_there(target: Target, case: str, form: 
     before = [buffer.view(torch.uint8).clone() for buffer in buffers]
     moved = [buffer.to(target.device) for buffer in buffers]
     splice_index(moved, *slots.on(target.device), rope.to(target.device), is_mixed=is_mixed)
+    # The same from buffers of their own, as from those in host memory.
+    apart = [torch.zeros_like(buffer) for buffer in moved]
+    source = LayerBuffers([buffer.to(target.device) for buffer in buffers])
+    splice_index(apart, *slots.on(target.device), rope.to(target.device), is_mixed=is_mixed, source=source)
+    for buffer, other in zip(moved, apart, strict=True):
+        assert torch.equal(read_keys(buffer.cpu(), slots.dst), read_keys(other.cpu(), slots.dst))
     still = slots.shifts == 0
     for old, buffer, raw in zip(before, moved, raws, strict=True):
         there = stored(raw, positions + slots.shifts, rope, is_mixed=is_mixed)

@@ -13,17 +13,25 @@ from .rotate import turn
 
 
 def splice_index(
-    pages: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, is_mixed: bool
+    pages: Sequence[Tensor],
+    src: Tensor,
+    dst: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+    *,
+    is_mixed: bool,
+    source: Sequence[Tensor] | None = None,
 ) -> None:
     """See `pic_kernels.splice_index`; operands are not checked here."""
     cos, sin = (table.unsqueeze(1) for table in rope.cos_sin(shifts))  # [n, 1, rotary_dim / 2]
     still, here, there = shifts == 0, place(src), place(dst)
-    for buffer in pages:
+    for buffer, held in zip(pages, source or pages, strict=True):
         keys, scales = split_pages(buffer)
-        wide = read_keys(buffer, src)
+        held_keys, held_scales = split_pages(held)
+        wide = read_keys(held, src)
         wide = hadamard(wide) if is_mixed else wide
         rotary, rest = wide[:, None, : rope.rotary_dim], wide[:, rope.rotary_dim :]
         wide = torch.cat((turn(rotary, cos, sin, is_neox=rope.is_neox_style)[:, 0], rest), dim=1)
         moved, moved_scales = quantise(hadamard(wide) if is_mixed else wide)
-        keys[there] = torch.where(still.unsqueeze(1), keys[here], moved.view(torch.uint8))
-        scales[there] = torch.where(still, scales[here], moved_scales)
+        keys[there] = torch.where(still.unsqueeze(1), held_keys[here], moved.view(torch.uint8))
+        scales[there] = torch.where(still, held_scales[here], moved_scales)
