@@ -25,6 +25,7 @@ MODEL_NAMES: dict[str, str] = {
     "tiny-minimax": "4-layer MiniMax-M3 (an indexer that chooses 4 blocks of 16 tokens), likewise",
     "tiny-mimo": "4-layer MiMo-V2 (windows of 48, values narrower than keys) and three MTP heads (EAGLE), likewise",
     "tiny-dsa": "4-layer DeepSeek-V3.2 (MLA, MoE, an indexer that chooses 64 tokens), likewise",
+    "tiny-dsa-mtp": "4-layer DeepSeek-V3.2 with an MTP layer (NEXTN) that has an indexer of its own, likewise",
     "tiny-qwen2.5-vl": "4-layer Qwen2.5-VL (M-RoPE, a vision tower of two layers), likewise",
     "tiny-gemma3": "4-layer Gemma 3 (windows of 48, two rotations) with seeded random weights, likewise",
     "tiny-gpt-oss": "4-layer gpt-oss (windows of 48, attention sinks, MoE, YaRN), for --dtype float32, likewise",

@@ -1,5 +1,5 @@
-"""Drafts for speculative decoding beside the tiny models: `tiny-gqa-eagle`, `tiny-gqa-eagle3`, `tiny-mtp` and
-`tiny-mimo`, which has a head for each step.
+"""Drafts for speculative decoding beside the tiny models: `tiny-gqa-eagle`, `tiny-gqa-eagle3`, `tiny-mtp`,
+`tiny-dsa-mtp`, whose draft has an indexer as its target, and `tiny-mimo`, which has a head for each step.
 
 A draft with random weights never guesses a token. All but one are made of layers of their target, so that some guesses
 are right and how many depends on every row of the draft's KV; the target's hidden states enter with a seeded share. The
@@ -9,6 +9,7 @@ EAGLE3 head is random: its layer reads the tokens through attention alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,12 +36,23 @@ _MTP = tiny.Recipe(
     | {"architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 0, "num_nextn_predict_layers": 1},
 )
 
+_DSA_MTP = tiny.Recipe(
+    seed=20_265,
+    config=tiny.RECIPES["tiny-dsa"].config
+    | {
+        "first_k_dense_replace": 0,
+        # As in GLM-5.2: the steps of a draft attend to the tokens that its pass over the prompt chose last.
+        "index_share_for_mtp_iteration": True,
+        "num_nextn_predict_layers": 1,
+    },
+)
+
 _NUM_HEADS = 3
 
 
 def fingerprint() -> str:
     """Identifies the recipes that drafts are made from, and the way they are made."""
-    made_from = ":".join(map(tiny.fingerprint, (_TARGET, _MTP, tiny.MIMO)))
+    made_from = ":".join(map(tiny.fingerprint, (_TARGET, _MTP, _DSA_MTP, tiny.MIMO)))
     return f"drafts:{made_from}:v{_DRAFT_VERSION}"
 
 
@@ -88,10 +100,10 @@ def _write_eagle3(target: Path, progress: Progress) -> None:
     tiny.write_folder(target, config, kept, progress)
 
 
-def _write_mtp(target: Path, progress: Progress) -> None:
-    layer = f"model.layers.{_MTP.config['num_hidden_layers']}."
+def _write_mtp(recipe: tiny.Recipe, target: Path, progress: Progress) -> None:
+    layer = f"model.layers.{recipe.config['num_hidden_layers']}."
     norms = ("enorm", "hnorm", "shared_head.norm")
-    _write_with_first_layers(target, _MTP, [layer], norms, progress)
+    _write_with_first_layers(target, recipe, [layer], norms, progress)
 
 
 def _write_mimo(target: Path, progress: Progress) -> None:
@@ -133,7 +145,8 @@ def _share(rows: int, columns: int) -> torch.Tensor:
 DRAFTS: Final[dict[str, Callable[[Path, Progress], None]]] = {
     "tiny-gqa-eagle": _write_eagle,
     "tiny-gqa-eagle3": _write_eagle3,
-    "tiny-mtp": _write_mtp,
+    "tiny-mtp": partial(_write_mtp, _MTP),
+    "tiny-dsa-mtp": partial(_write_mtp, _DSA_MTP),
     "tiny-mimo": _write_mimo,
 }
 """What writes each of them."""

@@ -85,10 +85,11 @@ class CpuAttentionBackend(AttentionBackend):
         if mode.is_idle():
             return
         if mode.is_decode() and self._chooses:
-            own = torch.ones_like(forward_batch.seq_lens)
-            self._extend = plan_extend(self._page_table, rows, forward_batch.seq_lens - own, own)
+            self._extend = self._plan_chain(forward_batch, -1, 1)
         elif mode.is_decode():
             self._decode = _DecodePlans(partial(plan_decode, self._page_table, rows, forward_batch.seq_lens))
+        elif mode.is_target_verify() and self._chooses:
+            self._extend = self._plan_chain(forward_batch, 0, forward_batch.spec_info.draft_token_num)
         elif mode.is_target_verify():
             tree = forward_batch.spec_info
             self._extend = plan_verify(
@@ -110,9 +111,19 @@ class CpuAttentionBackend(AttentionBackend):
             lambda *reach: [replace(group, slots=look_up(group.slots)) for group in decode.groups(*reach)]
         )
 
+    def _plan_chain(self, forward_batch: ForwardBatch, offset: int, num_tokens: int) -> ExtendPlan:
+        """The last tokens of each sequence, the first one `offset` behind its length, as an extend batch.
+
+        NOTE: index keys lie in pages of 64 tokens, and with those SGLang lets drafts go on in one branch only.
+        """
+        lens = forward_batch.seq_lens
+        return plan_extend(
+            self._page_table, forward_batch.req_pool_indices, lens + offset, torch.full_like(lens, num_tokens)
+        )
+
     def init_draft_step(self, forward_batch: ForwardBatch, topk: int, num_steps: int, step: int) -> None:
         """Look up the slots of one step of a draft, from 0; see `plan_draft`."""
-        self._extend = None
+        self._extend = self._plan_chain(forward_batch, step, 1) if self._chooses else None
         rows, seq_lens = forward_batch.req_pool_indices, forward_batch.seq_lens
         self._decode = _DecodePlans(partial(plan_draft, self._page_table, rows, seq_lens, topk, num_steps, step))
 

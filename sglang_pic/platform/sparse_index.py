@@ -106,8 +106,6 @@ def _choose(
         plan: Of the batch.
         chosen: As `choose_tokens` returns it, full of -1.
     """
-    if plan.trees is not None:
-        raise UnsupportedError("The platform does not verify drafts with an indexer; start without speculation.")
     for sequence in plan.sequences:
         slots = plan.rows[sequence.row][: sequence.prefix_len + sequence.query_len]
         keys = read_keys(pages, slots).double()

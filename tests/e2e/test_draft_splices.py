@@ -40,6 +40,8 @@ class Draft(NamedTuple):
     args: tuple[str, ...]
     num_right: int = 6
     """How many guesses for the tests' prompts are right at least."""
+    page_size: int = 16
+    """At most."""
 
     def serve(self, model_dir: Callable[[str], Path], log_dir: Path, **options: Any) -> AbstractContextManager[Client]:
         """A server of the model with the draft; `options` are those of `serving.serve`."""
@@ -50,11 +52,17 @@ class Draft(NamedTuple):
 
 TREE = Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_TREE))
 """Two branches in each step."""
+DSA = Draft("tiny-dsa-mtp", None, ("NEXTN", *_CHAIN), page_size=64)
 DRAFTS = {
     "standalone": Draft("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16")),
     "eagle": TREE,
     "eagle-tp2": Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2")),
     "nextn": Draft("tiny-mtp", None, ("NEXTN", *_CHAIN)),
+    # Target and draft choose tokens; steps of the draft those of the pass before them, or by keys of their own.
+    "dsa": DSA,
+    "dsa-alone": DSA._replace(
+        args=(*DSA.args, "--json-model-override-args", '{"index_share_for_mtp_iteration": false}')
+    ),
     # A head for each step, with window layers alone, whose rows are in a pool of their own.
     "mimo": Draft("tiny-mimo", None, ("EAGLE", *_CHAIN, "--page-size", "16")),
     # The heads of a random model guess nothing.
@@ -63,7 +71,8 @@ DRAFTS = {
 }
 
 
-_FEATURES = {"mimo": "multi-layer EAGLE", "ngram": "NGRAM"}
+_WITH_INDEXER = dict.fromkeys(("dsa", "dsa-alone"), "a draft model with a sparse-attention indexer")
+_FEATURES = {"mimo": "multi-layer EAGLE", "ngram": "NGRAM", **_WITH_INDEXER}
 
 
 class Served(NamedTuple):
@@ -97,7 +106,7 @@ def compare(client: Client, draft: Draft, *, expected: list[list[int]] | None = 
         assert full.num_spliced == 0
         spliced = ask(client, prompt)
         # All but the sink, a partial page at its end and one at the prompt's.
-        assert spliced.num_spliced >= len(prompt) - 32 - 2 * 16
+        assert spliced.num_spliced >= len(prompt) - 32 - 2 * draft.page_size
         assert spliced.ids == ask(client, prompt, mode="off").ids == full.ids
         assert learns or spliced._replace(num_spliced=0) == full, "the same guesses are right"
         num_right += spliced.num_right
@@ -107,7 +116,7 @@ def compare(client: Client, draft: Draft, *, expected: list[list[int]] | None = 
     assert all(answer.chunk_hit_tokens for answer in together[:3])
     # From other donors at other places: what was counted happened, and the rows are there for the next turn.
     mixed = [*random_tokens(712, 50), *_PROMPTS[2][40:200], *random_tokens(713, 20), *_PROMPTS[0][33:]]
-    assert ask(client, mixed).num_spliced >= 160 + 117 - 2 * 18
+    assert ask(client, mixed).num_spliced >= 160 + 117 - 2 * (2 + draft.page_size)
 
 
 def check_audited(client: Client, num_audited: int) -> None:

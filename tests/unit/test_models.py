@@ -154,14 +154,15 @@ def test_drafts_are_made_of_layers_that_they_can_load(
         assert made["midlayer.self_attn.k_proj.weight"] == (128, 2 * hidden)
         assert len(made) == 9 + 4
     else:
-        places = ["model.layers.4."] if name == "tiny-mtp" else [f"model.mtp.layers.{head}." for head in range(3)]
+        is_mtp = name.endswith("-mtp")
+        places = ["model.layers.4."] if is_mtp else [f"model.mtp.layers.{head}." for head in range(3)]
         first, *heads = (
             {key.removeprefix(place) for key in made if key.startswith(place)} for place in ("model.layers.0.", *places)
         )
-        norm = "shared_head.norm" if name == "tiny-mtp" else "final_layernorm"
+        norm = "shared_head.norm" if is_mtp else "final_layernorm"
         for head in heads:
             assert head - first == {"eh_proj.weight", "enorm.weight", "hnorm.weight", f"{norm}.weight"}
-        if name == "tiny-mtp":
+        if is_mtp:
             assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
 
 

@@ -163,6 +163,10 @@ class GapBatch:
             whole = getattr(fb, name)
             if whole is not None:
                 fields[name] = [whole[i] for i in self.owners]
+        if getattr(fb.spec_info, "dsa_seed_topk_select", None) is not None:
+            # Of a request's last token a draft hands on which tokens its indexer chose, and finds it by its place.
+            fields["spec_info"] = copy.copy(fb.spec_info)
+            fields["spec_info"].dsa_seed_topk_select = self.wide.computed_lens.cumsum(0) - 1
         if fb.global_num_token_non_padded is not None:
             fields["global_num_token_non_padded"] = torch.full_like(fb.global_num_token_non_padded, total)
         return fields
