@@ -347,14 +347,21 @@ def _attach_tiers(
     """Attach what HiCache has, if it is on."""
     if cache.cache_controller is not None:
         _attach_host(ctx, cache, path)
-        _attach_store(ctx, cache, config, model, labels)
+        if not path.splicer.view.index:
+            _attach_store(ctx, cache, config, model, labels)
 
 
 def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath) -> None:
     """Let splices read what HiCache keeps on the host, and learn what that costs."""
-    host_pool = cache.cache_controller.mem_pool_host.anchor_entry.host_pool
-    path.splicer.bind_host(view_host_pool(host_pool, path.splicer.view))
-    cache.host = path.host = cache.planning.host = HostTier(cache, host_pool.size_per_token)
+    from sglang.srt.mem_cache.hicache_storage import PoolName
+
+    group = cache.cache_controller.mem_pool_host
+    host_pool, token_bytes, index_pool = group.anchor_entry.host_pool, group.anchor_entry.host_pool.size_per_token, None
+    if path.splicer.view.index:
+        index_pool = group.get_pool(PoolName.INDEXER)
+        token_bytes += index_pool.size_per_token
+    path.splicer.bind_host(view_host_pool(host_pool, path.splicer.view, index_pool))
+    cache.host = path.host = cache.planning.host = HostTier(cache, token_bytes)
     if cache.planning.cost is not None:
         fetched_us = calibrate_fetch(path.splicer, host_pool.size, ctx.tp_group)
         more_us = max(0.0, fetched_us - cache.planning.cost.spliced_token_us)

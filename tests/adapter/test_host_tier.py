@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from pic_kernels import RopeParams
+from pic_kernels.index_pages import quantise, read_keys, split_pages
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.mem_cache import memory_pool
+from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.runtime_context import get_parallel
 from torch import nn
 
+from sglang_pic.adapter.serve.cache import INDEXED_STORE, PicRadixCache
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.adapter.serve.host_tier import HostTier
@@ -22,8 +27,9 @@ from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Plan, Run
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform import host_tier as platform
-from sglang_pic.runtime import Splicer, read_geometry, view_pool
+from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
 from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool
+from sglang_pic.runtime.rope import IndexRope
 from tests.adapter.builders import DONOR
 from tests.unit.rope_models import RadixAttention
 
@@ -86,6 +92,61 @@ def test_rows_are_read_where_sglang_put_them(kind: str, layout: str, page_size: 
         splicer.fetch(host_slots[part], torch.arange(64, 100), shifts + 2_000)
     for buffer, expected in zip((*splicer.view.keys, *splicer.view.values), there, strict=True):
         assert torch.equal(buffer[64:100].view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.feature("HiCache with a sparse-attention indexer")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_index_keys_are_read_where_sglang_put_them(layout: str) -> None:
+    """As if they had never left the device; a layer that uses another one's index has no keys there either."""
+    common: dict[str, Any] = {"size": 320, "page_size": 64, "dtype": torch.bfloat16, "layer_num": LAYERS}
+    common |= {"kv_lora_rank": 64, "qk_rope_head_dim": 64, "kv_cache_dim": 128, "enable_memory_saver": False}
+    with get_parallel().override(attn_dcp_size=1):
+        pool = memory_pool.DSATokenToKVPool(
+            **common, device="cpu", index_head_dim=128, skip_topk_layers=[False, True, False]
+        )
+    for buffer in pool.kv_buffer:
+        buffer.copy_(torch.randn(buffer.shape))
+    view = view_pool(pool)
+    for pages in view.index:
+        keys, scales = split_pages(pages)
+        numbers, factors = quantise(torch.randn(keys.shape))
+        keys.copy_(numbers.view(torch.uint8))
+        scales.copy_(factors)
+    anchor: Any = SimpleNamespace(page_size=64, layout=layout, size=384, page_num=6)
+    host = DSAIndexerPoolHost(make_dsa_indexer_pool_decl(pool), anchor)
+    host_pages, pages_here = torch.tensor([4, 3]), torch.tensor([1, 2])
+    host_slots, slots = ((64 * each[:, None] + torch.arange(64)).flatten() for each in (host_pages, pages_here))
+    if layout == "page_first":
+        # SGLang has kernels only for this layout.
+        for layer, pages in enumerate(host.packed_device_index_buffers):
+            host.index_k_with_scale_buffer[host_pages, layer, 0] = pages[pages_here]
+    else:
+        host.backup_from_device_all_layer(pool, host_slots, slots, "direct")
+    rope = RopeParams(inv_freq=10_000.0 ** (-torch.arange(32) / 32), rotary_dim=64, is_neox_style=True)
+    form = IndexRope(rope, is_mixed=True)
+    splicer = Splicer(view, RopeGeometry((0, 1, 2), (rope,) * LAYERS, 2_048, (form, None, form)))
+    rows: Any = SimpleNamespace(layout=layout, page_size=64, size=384, layer_num=LAYERS)
+    rows.kv_buffer = torch.zeros(LAYERS * 384, 1, 128, dtype=torch.bfloat16)
+    splicer.bind_host(view_host_pool(type("MLATokenToKVPoolHost", (), vars(rows))(), view, host))
+    part, dst, shifts = slice(5, 105), torch.arange(200, 300), torch.full((100,), 77)
+    splicer.splice(slots[part], dst, shifts)
+    there = [read_keys(pages, dst) for pages in view.index if len(pages)]
+    view.fill(dst, 0)
+    splicer.fetch(host_slots[part], dst, shifts)
+    for pages, expected in zip((view.index[0], view.index[2]), there, strict=True):
+        assert torch.equal(read_keys(pages, dst), expected)
+    with pytest.raises(UnsupportedError, match="the host pool NoneType of index keys"):
+        view_host_pool(type("MLATokenToKVPoolHost", (), vars(rows))(), view)
+
+
+@pytest.mark.feature("a store of HiCache with a sparse-attention indexer")
+def test_no_store_is_attached_beside_index_keys() -> None:
+    """SGLang asks the tree, and passes the reason on to whoever wanted it."""
+    tree: Any = PicRadixCache.__new__(PicRadixCache)
+    tree.host, tree.store, tree._storage_attachment = SimpleNamespace(), None, None
+    assert tree.attach_storage_backend(storage_backend="file") == (False, INDEXED_STORE)
+    tree.store = SimpleNamespace()
+    assert tree.attach_storage_backend(storage_backend="file")[1].startswith("HiCache is not initialized")
 
 
 def test_a_layout_that_cuts_rows_is_refused() -> None:

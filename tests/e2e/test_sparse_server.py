@@ -10,7 +10,7 @@ from tests.e2e.serving import Client, assert_same, random_tokens
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("a sparse-attention indexer", "DeepseekV32ForCausalLM")]
 
 PAGE = 64
-on_dsa = on_each_server("dsa_page64", "dsa_page64.dp2", "dsa_page64.tp2")
+on_dsa = on_each_server("dsa_page64", "dsa_page64.dp2", "dsa_page64.host", "dsa_page64.tp2")
 
 
 @on_dsa

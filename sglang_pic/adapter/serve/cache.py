@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache import base_prefix_cache as base
@@ -23,6 +23,11 @@ from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.renewal import Renewal
 from sglang_pic.adapter.serve.state import is_apart
 from sglang_pic.adapter.serve.store import StoreTier
+
+INDEXED_STORE: Final = (
+    "A store of HiCache would take index keys of spliced rows for computed ones; start without --radix-cache-backend "
+    "pic to attach one."
+)
 
 
 class PicRadixCache(UnifiedRadixCache):
@@ -47,7 +52,7 @@ class PicRadixCache(UnifiedRadixCache):
         self.host: HostTier | None = None
         """Set once HiCache is attached."""
         self.store: StoreTier | None = None
-        """Likewise."""
+        """Likewise; stays None beside index keys, which a store keeps under SGLang's own keys."""
         self.renewal = Renewal()
         """Set anew where rows are computed again."""
         self.num_weights = 0
@@ -68,6 +73,13 @@ class PicRadixCache(UnifiedRadixCache):
         self.auditor.flush()
         self.renewal.abandon()
         self.faults.flush()
+
+    def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+        """Attach a store of HiCache's to the running server, if it would tell spliced rows from computed ones."""
+        if self.host is not None and self.store is None:
+            return False, INDEXED_STORE
+        attached: tuple[bool, str] = super().attach_storage_backend(*args, **kwargs)
+        return attached
 
     def recover(
         self,
