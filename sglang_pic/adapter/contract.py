@@ -15,13 +15,13 @@ import functools
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from sglang_pic.adapter import bodies, source
-from sglang_pic.adapter.seams import SEAMS, members
+from sglang_pic.adapter.seams import FEATURE_SEAMS, SEAMS, members
 from sglang_pic.errors import ContractError
 
 BUILT_FOR = "0.5.23"
@@ -51,14 +51,19 @@ _TABLES: Final = {
 FRONT: Final = _TABLES["front"]
 """What every process with the plugin relies on, whatever the server's backend."""
 
-CONTRACT: Final = (
-    *FRONT,
-    *_TABLES["symbols"],
-    *(Symbol(path, (), members(seam), "members that are read or written") for seam, path in SEAMS.items()),
-)
+
+def _of(seams: Mapping[type, str]) -> Iterator[Symbol]:
+    return (Symbol(path, (), members(seam), "members that are read or written") for seam, path in seams.items())
+
+
+CONTRACT: Final = (*FRONT, *_TABLES["symbols"], *_of(SEAMS))
 """What every server with the backend relies on."""
 
-FEATURES: Final = {name: symbols for name, symbols in _TABLES.items() if name not in ("front", "symbols")}
+FEATURES: Final = {
+    name: (*symbols, *_of(FEATURE_SEAMS.get(name, {})))
+    for name, symbols in _TABLES.items()
+    if name not in ("front", "symbols")
+}
 """By feature, what only servers with it rely on; `support.py` finds which those are."""
 
 BODIES: Final = tuple(symbol.path for symbols in _TABLES.values() for symbol in symbols)

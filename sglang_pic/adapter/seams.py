@@ -168,7 +168,6 @@ class Tree(Protocol):
     # HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`; windows: `swa_tombstone_ranges`,
     # `collect_path_info`; content events: `match_full_device_prefix`, `full_evictable_size`, `full_protected_size`
     tree_core: Any
-    swa_retain_window: int | None  # tokens that the tree takes for a window
     # HiCache's, or None: `ack_load_queue`, `mem_pool_host`, `storage_backend`, `storage_host_pool`, `backup_skip`
     cache_controller: Any
 
@@ -199,6 +198,12 @@ class Tree(Protocol):
     def path_device_indices(self, node: Any) -> torch.Tensor: ...
     def lock(self, node_id: Any) -> object: ...
     def unlock(self, lock: Any) -> None: ...
+
+
+class WindowTree(Tree, Protocol):
+    """A tree of a server with windows in a pool of their own."""
+
+    swa_retain_window: int | None  # tokens that the tree takes for a window
 
 
 class Scheduler(Protocol):
@@ -242,10 +247,8 @@ class BuildContext(Protocol):
 
 
 _SRT = "sglang.srt"
-SEAMS: Final = {
+SEAMS: Final[dict[type, str]] = {
     Req: f"{_SRT}.managers.schedule_batch.Req",
-    MediaItem: f"{_SRT}.managers.schedule_batch.MultimodalDataItem",
-    MediaInputs: f"{_SRT}.managers.schedule_batch.MultimodalInputs",
     ScheduleBatch: f"{_SRT}.managers.schedule_batch.ScheduleBatch",
     ForwardBatch: f"{_SRT}.model_executor.forward_batch_info.ForwardBatch",
     RunnerOutput: f"{_SRT}.model_executor.model_runner.ModelRunnerOutput",
@@ -258,6 +261,14 @@ SEAMS: Final = {
     TpGroup: f"{_SRT}.distributed.parallel_state.GroupCoordinator",
 }
 """The class of SGLang that each protocol stands for."""
+FEATURE_SEAMS: Final[dict[str, dict[type, str]]] = {
+    "images": {
+        MediaItem: f"{_SRT}.managers.schedule_batch.MultimodalDataItem",
+        MediaInputs: f"{_SRT}.managers.schedule_batch.MultimodalInputs",
+    },
+    "windows": {WindowTree: f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache"},
+}
+"""The same, by the feature of a server without which nothing reads them."""
 
 
 def members(seam: type) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_pic.adapter.seams import Tree
+from sglang_pic.adapter.seams import WindowTree
 from sglang_pic.core import Span
 
 
@@ -46,7 +46,7 @@ class WindowRowsInTree:
         slots: `WindowRows.slots`, read on the scheduler's stream.
     """
 
-    def __init__(self, tree: Tree, slots: torch.Tensor) -> None:
+    def __init__(self, tree: WindowTree, slots: torch.Tensor) -> None:
         self._tree, self._slots = tree, slots
 
     def holes(self, key: RadixKey, end: int) -> Sequence[Span]:
