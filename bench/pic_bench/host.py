@@ -153,6 +153,7 @@ class _Host:
         self.publication = Publication(index, frozenset())
         self.runner: Any = SimpleNamespace(
             lora_manager=None,
+            prefill_aware_swa=False,
             kv_index_translator=KVIndexTranslator(
                 req_to_token=self.table,
                 token_to_kv_pool_allocator=None,
