@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("hatchling", reason="make setup installs it")
     folder = tmp_path_factory.mktemp("dist")
     (sdist,) = build("sdist", ROOT, folder)
-    shutil.unpack_archive(sdist, folder / "unpacked")
+    shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
     (source,) = (folder / "unpacked").iterdir()
     (built,) = build("wheel", source, folder)
     return built
