@@ -229,7 +229,7 @@ tested: setup .versions/$(WITH) ## the tests with WITH=sglang==0.5.22, and their
 	mkdir -p runs
 	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  --junit-xml runs/tested.xml $(ARGS) || true
-	$(BIN)/python .ci/tested.py $(WITH:sglang==%=%) runs/tested.xml
+	$(BIN)/python .ci/tested.py $(patsubst sglang==%,%,$(WITH)) runs/tested.xml
 
 # On the command line only, like OUT.
 VERSION :=
