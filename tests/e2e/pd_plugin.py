@@ -6,6 +6,7 @@ Mooncake's transfer engine is the one that is installed, or the one in `tests/e2
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,8 +54,8 @@ def _received(reqs: list[Any], queue: Any, *_: object) -> None:
         _write(queue.scheduler, req, "received")
 
 
-def _rows(runner: Any, slots: Any) -> Any:
-    """What each layer has of a prompt's tokens, as bytes' values, `[tokens, numbers]`; of windows the last one only."""
+def _rows(runner: Any, slots: Any) -> Iterator[Any]:
+    """What each layer has of a prompt's tokens, `[tokens, numbers]` in float64; of a window layer its last window."""
     view = view_pool(runner.token_to_kv_pool)
     for layer in range(view.num_layers):
         is_window = view.windows is not None and layer in view.windows.layers

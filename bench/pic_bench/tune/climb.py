@@ -149,8 +149,6 @@ class _Climb:
         return self.arms[3:]
 
     def _is_told(self, arm: Arm) -> bool:
-        if arm.name == FLIPPED and self.judge.judge(NAIVE).verdict is Verdict.OVER:
-            return True
         # The first rung is measured to its end, so that it can be said how many sessions it takes.
         return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self._rungs[0]))
 

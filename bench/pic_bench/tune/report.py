@@ -94,16 +94,14 @@ def summarize(folder: Path) -> Summary:
     """
     config, sample = read_json(folder / CONFIG, Config, _WORD), read_json(folder / SAMPLE, Sample, _WORD)
     judge = Judge(sample, config.budget, read_lines(folder / RECORDS, Probe))
-    judged, controls = [judge.judge(rung.name) for rung in rungs()], [judge.judge(NAIVE), judge.judge(FLIPPED)]
+    judged, naive, flipped = [judge.judge(rung.name) for rung in rungs()], judge.judge(NAIVE), judge.judge(FLIPPED)
     judged = [replace(one, needed=judge.needed(one.name)) if one.chosen_on else one for one in judged]
     certified: Rung | None = None
-    is_sensitive = any(control.verdict is Verdict.OVER for control in controls)
-    for rung in judged if is_sensitive else []:
+    for rung in judged if judge.sees_harm else []:
         if rung.verdict not in (Verdict.CERTIFIED, Verdict.UNTRIED):
             break
         certified = rung if rung.verdict is Verdict.CERTIFIED else certified
     half = judge.needed(judged[0].name)
-    naive, flipped = controls
     last = flipped if flipped.sessions else naive
     return Summary(
         said=_success(config, certified, judged[0]) if certified else _failure(config, sample, judged[0], last, half),

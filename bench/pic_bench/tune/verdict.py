@@ -27,6 +27,7 @@ HOPELESS_ALPHA = 0.2
 """A rung is given up on the first half where its loss is above the budget with so small a chance of error."""
 EXACT = "exact"
 MUST_FAIL = (NAIVE, FLIPPED)
+"""Controls, the second for where the first does no harm."""
 
 
 class Verdict(Enum):
@@ -107,12 +108,19 @@ class Judge:
             rung = msgspec.structs.replace(rung, changed=len(changed), changed_loss=loss)
         return msgspec.structs.replace(rung, **self._figures(second)) if second else rung
 
+    @property
+    def sees_harm(self) -> bool:
+        """Whether a control failed, without which nothing is certified."""
+        return any(self.judge(name).verdict is Verdict.OVER for name in MUST_FAIL)
+
     def is_told(self, name: str, *, may_fail: bool) -> bool:
         """Whether every drawn call is measured, or no more of them can change the verdict.
 
         Args:
             may_fail: whether it is enough to know that a rung will not be certified, even if nothing more is lost.
         """
+        if name in MUST_FAIL and self.sees_harm:
+            return True
         rung = self.judge(name)
         if sum(probe.arm == name for probe in self.probes) == self.sample.num_measured:
             return True
