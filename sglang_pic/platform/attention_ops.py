@@ -6,11 +6,13 @@ AVX512-BF16, 2 cores: this layout costs nothing on long extends and makes a deco
 `enable_gqa`. The latent row is passed as its own value, which keeps torch on its tiled kernel.
 
 A layer with a sliding window reads only the keys that a block of queries sees. Capped scores and attention sinks are
-written out, because torch has no kernel for them.
+written out, because torch has no kernel for them, and so are blocks of wide heads in bf16, where its kernel takes 2.3
+times as long (keys of 576, one core; as exact).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from sglang_pic.platform.attention_plan import DecodeGroup, ExtendPlan, ExtendSe
 _MAX_BLOCK_QUERIES = 128
 _MIN_BLOCK_QUERIES = 16
 _MAX_BLOCK_ROWS = 1024
+_WIDE_HEAD = 256
 
 
 class Scoring(NamedTuple):
@@ -249,12 +252,13 @@ def _attend(
     group_size = num_heads // num_kv_heads
     folded = query.view(batch, num_queries, num_kv_heads, group_size, key_dim).permute(0, 2, 1, 3, 4)
     rows = folded.reshape(batch, num_kv_heads, num_queries * group_size, key_dim)
-    of_heads = rows, keys.transpose(1, 2), values.transpose(1, 2)
-    if scoring.cap or scoring.sinks is not None:
-        result = _attend_written_out(*of_heads, bias, scoring)
-    else:
-        result = F.scaled_dot_product_attention(*of_heads, attn_mask=bias, scale=scoring.scaling)
+    of_keys, of_values = keys.transpose(1, 2), values.transpose(1, 2)
     value_dim = out.shape[-1]
+    wide = key_dim > _WIDE_HEAD and num_queries > 1 and query.dtype is torch.bfloat16
+    if scoring.cap or scoring.sinks is not None or wide:
+        result = _attend_written_out(rows, of_keys, of_values[..., :value_dim], bias, scoring)
+    else:
+        result = F.scaled_dot_product_attention(rows, of_keys, of_values, attn_mask=bias, scale=scoring.scaling)
     unfolded = result[..., :value_dim].view(batch, num_kv_heads, num_queries, group_size, value_dim)
     out.view(batch, num_queries, num_kv_heads, group_size, value_dim).copy_(unfolded.permute(0, 2, 1, 3, 4))
 
@@ -263,11 +267,12 @@ def _attend_written_out(
     rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
     """Rows `[batch, num_kv_heads, num_queries * group_size, key_dim]`, heads of a query side by side."""
-    scores = (rows.float() @ keys.float().transpose(-1, -2)) * scoring.scaling
+    with _products_of(rows.dtype):
+        scores = (rows.float() @ keys.float().transpose(-1, -2)).mul_(scoring.scaling)
     if scoring.cap:
-        scores = scoring.cap * torch.tanh(scores / scoring.cap)
+        scores = scores.div_(scoring.cap).tanh_().mul_(scoring.cap)
     if bias is not None:
-        scores = scores + bias
+        scores += bias
     if scoring.sinks is not None:
         batch, num_kv_heads, num_rows, _ = rows.shape
         of_head = scoring.sinks.float().view(num_kv_heads, -1)
@@ -275,3 +280,17 @@ def _attend_written_out(
         scores = torch.cat((scores, column), dim=-1)
     shares = scores.softmax(-1)[..., : keys.shape[-2]]
     return shares.to(values.dtype) @ values
+
+
+@contextlib.contextmanager
+def _products_of(dtype: torch.dtype) -> Iterator[None]:
+    """Within it float32 matrices that hold values of `dtype` are multiplied as such, and summed in float32."""
+    if dtype is not torch.bfloat16:
+        yield
+        return
+    settings = torch.backends.mkldnn.matmul
+    before, settings.fp32_precision = settings.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
