@@ -288,7 +288,7 @@ def _products_of(dtype: torch.dtype) -> Iterator[None]:
     if dtype is not torch.bfloat16:
         yield
         return
-    settings = torch.backends.mkldnn.matmul
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # Torch sets it at run time.
     before, settings.fp32_precision = settings.fp32_precision, "bf16"
     try:
         yield
