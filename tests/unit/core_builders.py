@@ -5,19 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from sglang_pic.core import (
-    MOST_REUSE,
-    ContentIndex,
-    CoreConfig,
-    Path,
-    Plan,
-    PlanOptions,
-    Resolver,
-    RowNames,
-    Span,
-    Tokens,
-    as_tokens,
-)
+from sglang_pic.core import ContentIndex, Path, Plan, PlanOptions, Resolver, RowNames, Span, Tokens, as_tokens
+from sglang_pic.core.config import MOST_REUSE, CoreConfig
 
 Row = tuple[object, bytes, int]
 

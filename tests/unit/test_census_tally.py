@@ -1,17 +1,23 @@
-"""Adding outcomes up."""
+"""Adding outcomes up: what is counted, the upper bound against a set of all windows, old values of changed fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from census_fakes import CONFIG, IdsEncoder, session
+import numpy as np
+import pytest
+from census_fakes import CONFIG, Ids, IdsEncoder, session
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sglang_pic.census import windows
+from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import ChangedField, Outcome
 from sglang_pic.census.simulate import simulate
 from sglang_pic.census.tally import ChangedFields, Counts, Detail, RunLengths, Tally, UpperBound
-from sglang_pic.census.windows import WINDOW_LEN, WindowSearch
-from sglang_pic.core import Context
+from sglang_pic.census.windows import WINDOW_LEN, Repeated, WindowSearch
+from sglang_pic.core import Context, Path, Plan, Run, as_tokens
 
 A, B, C = list(range(100, 300)), list(range(300, 400)), list(range(400, 500))
 
@@ -97,6 +103,109 @@ def test_percentiles_are_of_runs() -> None:
 
 def test_nothing_counted() -> None:
     found = counts(Tally())
-    assert found.recovered is None
-    assert found.detail.run_lengths is None
-    assert found.detail.upper_bound is None
+    assert (found.recovered, found.detail.run_lengths, found.detail.upper_bound) == (None, None, None)
+
+
+SHORT = 4
+
+# Pieces of a few texts one after the other, so that windows repeat at every alignment and across borders.
+CALLS = st.lists(
+    st.tuples(st.lists(st.integers(0, 1), max_size=14), st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=15
+)
+
+
+def brute(seen: set[tuple[int, ...]], path: Ids, prompt_len: int, prefix_len: int, size: int) -> Repeated:
+    starts = [at for at in range(prompt_len - size + 1) if tuple(path[at : at + size]) in seen]
+    seen |= {tuple(path[at : at + size]) for at in range(len(path) - size + 1)}
+    tokens, behind = (
+        {at for start in some for at in range(start, start + size) if at >= prefix_len}
+        for some in (starts, [start for start in starts if start >= prefix_len])
+    )
+    return Repeated(len(tokens), len(behind))
+
+
+def shared_len(path: Ids, others: list[Ids]) -> int:
+    return max((n for other in others for n in range(len(path) + 1) if path[:n] == other[:n]), default=0)
+
+
+@given(calls=CALLS)
+def test_it_agrees_with_a_set_of_windows(calls: list[tuple[Ids, int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "WINDOW_LEN", SHORT)
+        search, seen = WindowSearch(), set[tuple[int, ...]]()
+        earlier: list[Ids] = []
+        for path, prompt_len, prefix_len in calls:
+            prompt = min(prompt_len, len(path))
+            # What lies before `prefix_len` is to begin an earlier path.
+            prefix = min(prefix_len, prompt, shared_len(path, earlier))
+            found = search.observe(as_tokens(path), prompt_len=prompt, prefix_len=prefix)
+            assert found == brute(seen, path, prompt, prefix, SHORT)
+            earlier.append(path)
+
+
+def test_memory_is_eight_bytes_a_distinct_window_and_arrays_stay_few() -> None:
+    rng = np.random.default_rng(2)
+    search = WindowSearch()
+    for _ in range(200):
+        path = rng.integers(0, 50_000, 500, dtype=np.int32)
+        for _ in range(2):
+            search.observe(path, prompt_len=len(path), prefix_len=0)
+    assert sum(len(seen) for seen in search._seen) == 200 * (500 - WINDOW_LEN + 1)
+    assert len(search._seen) <= 10
+
+
+HEAD, MIDDLE, BODY = list(range(100, 150)), list(range(200, 240)), list(range(300, 400))
+NOTHING = as_tokens([])
+
+
+def plan_of(donor: Ids, prompt: Ids, fields: list[tuple[int, int]]) -> Plan:
+    """A run over `BODY`, which ends both."""
+    shift = len(prompt) - len(donor)
+    run = Run(
+        target_start=len(prompt) - 60,
+        target_end=len(prompt) - 1,
+        donor_start=len(prompt) - 60 - shift,
+        donor=Path("a", [as_tokens(donor)]),
+        seam_len=0,
+        context=Context.CHANGED,
+    )
+    return Plan(prefix_len=50, end=len(prompt), runs=(run,), changed_fields=tuple(fields))
+
+
+@pytest.mark.parametrize("old", [[1], [1, 2, 3, 4], []])
+@pytest.mark.parametrize("new", [[9], [9, 8], []])
+def test_the_old_value_stands_between_the_same_flanks(old: Ids, new: Ids) -> None:
+    start, end = len(HEAD), len(HEAD) + len(new)
+    prompt = HEAD + new + BODY
+    (found,) = changed_fields(plan_of(HEAD + old + BODY, prompt, [(start, end)]), as_tokens(prompt), NOTHING)
+    assert (found.start, found.end, found.old.tolist()) == (start, end, old)
+
+
+def test_of_several_fields_each_has_its_own() -> None:
+    prompt = [*HEAD, 9, *MIDDLE, 8, 8, 8, *BODY]
+    plan = plan_of([*HEAD, 1, 1, *MIDDLE, 2, *BODY], prompt, [(50, 51), (91, 94)])
+    assert [field.old.tolist() for field in changed_fields(plan, as_tokens(prompt), NOTHING)] == [[1, 1], [2]]
+
+
+def test_of_equal_flanks_the_nearest_count() -> None:
+    """Rows of a table look alike."""
+    row = list(range(10, 30))
+    prompt = [*HEAD, 5, *row, 6, *row, 9, *row, *BODY]
+    donor = [*HEAD, 5, *row, 6, *row, 7, *row, *BODY]
+    at = prompt.index(9)
+    (found,) = changed_fields(plan_of(donor, prompt, [(at, at + 1)]), as_tokens(prompt), NOTHING)
+    assert found.old.tolist() == [7]
+
+
+def test_where_no_run_is_left_the_earlier_path_is_looked_at() -> None:
+    prompt = [*HEAD, 9, *BODY]
+    plan = Plan(prefix_len=50, end=len(prompt), changed_fields=((50, 51),))
+    (found,) = changed_fields(plan, as_tokens(prompt), as_tokens([1, 2, *BODY]))
+    assert found.old.tolist() == [1, 2]
+
+
+def test_a_value_that_is_not_found_is_left_open() -> None:
+    prompt = [*HEAD, 9, *BODY]
+    (found,) = changed_fields(plan_of([*MIDDLE, 1, *MIDDLE, *BODY], prompt, [(50, 51)]), as_tokens(prompt), NOTHING)
+    assert found.old.tolist() == []
+    assert found.old.dtype == np.int32

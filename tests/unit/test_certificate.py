@@ -37,20 +37,10 @@ def test_a_server_says_one_line(tmp_path: Path) -> None:
     shown.write_bytes(msgspec.json.encode(msgspec.structs.replace(CERTIFICATE, changed_fields=behind)))
     broken.write_text('{"schema_version": 2}')
     for file, here, fits, said in (
-        (
-            path,
-            SERVED,
-            True,
-            "fits: careful, a loss of at most 0.0084 nats a token, behind changed fields not shown (",
-        ),
+        (path, SERVED, True, "fits: careful, a loss of at most 0.0084 nats a token, behind changed fields not shown ("),
         (shown, SERVED, True, "nats a token, behind changed fields at most 0.0090 (95%, 24 sessions, 2026-11-24)"),
         (path, changed(weights=None), True, "start-up compares the weights"),
-        (
-            path,
-            changed(sglang="0.5.22"),
-            False,
-            "does not fit: SGLang 0.5.22 here, 0.5.23 there; settings are",
-        ),
+        (path, changed(sglang="0.5.22"), False, "does not fit: SGLang 0.5.22 here, 0.5.23 there; settings are"),
         (broken, SERVED, False, "no certificate that this version can read"),
         (tmp_path / "none", SERVED, False, "No such file"),
     ):

@@ -1,15 +1,16 @@
-"""The context rule: how a donor's context is compared, and how near to a prompt's end it lets rows be spliced."""
+"""A donor's context beside the text before a run: changed fields, the context rule, how near to a prompt's end."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from core_builders import index_of, join, plan_of
+from core_builders import index_of, join, plan_of, text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.core import CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tokens
+from sglang_pic.core import ContentIndex, Context, CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tokens
+from sglang_pic.core.alignment import Aligner
 from sglang_pic.core.context import ContextRule, Misfit, compare_contexts
+from sglang_pic.core.trie import Node
 
 POLICY = ReusePolicy(
     tail_tokens=100, near_tokens=300, foreign_tokens=8, unseen_percent=10, near_unseen_percent=40, max_misfits=2
@@ -20,9 +21,7 @@ tokens = st.lists(st.integers(0, 3), max_size=30).map(as_tokens)
 
 
 @given(tokens, tokens, st.sets(st.integers(-20, 20), max_size=3))
-def test_a_token_is_missing_unless_it_stands_at_one_of_the_shifts(
-    context: Tokens, here: Tokens, shifts: set[int]
-) -> None:
+def test_a_token_is_missing_unless_it_stands_at_a_shift(context: Tokens, here: Tokens, shifts: set[int]) -> None:
     def stands(token: int, places: list[int], others: Tokens) -> bool:
         return any(0 <= place < len(others) and others[place] == token for place in places)
 
@@ -51,9 +50,7 @@ def test_one_token_of_the_context_may_stand_for_several_but_not_for_more_text_th
         (880, 0, 201, 700),
     ],
 )
-def test_the_better_the_context_fits_the_nearer_to_the_end(
-    end: int, num_foreign: int, num_unseen: int, reach: int
-) -> None:
+def test_a_context_that_fits_reaches_nearer(end: int, num_foreign: int, num_unseen: int, reach: int) -> None:
     rule = ContextRule(POLICY, LAST)
     assert rule.near_start == 700
     assert rule.reach(end, Misfit(num_foreign, num_unseen), 500) == reach
@@ -76,10 +73,85 @@ def test_without_a_tail_every_context_fits() -> None:
 @pytest.mark.parametrize(("pinned", "spliced"), [(None, 0), (0, 0), (500, 278), (700, 368)])
 def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: int | None, spliced: int) -> None:
     """A block of 400 tokens behind 190 others; the prompt has it behind 600 that the donor lacks, 10 before the end."""
-    rng = np.random.default_rng(7)
-    block, donor_head, head, question = (as_tokens(rng.integers(3, 50_000, n)) for n in (400, 190, 600, 10))
+    block, donor_head, head, question = (text(seed, n) for seed, n in enumerate((400, 190, 600, 10), start=7))
     index = index_of(join(donor_head, block), config=CoreConfig())
     options = PlanOptions(pinned_len=None if pinned is None else lambda donor: min(pinned, len(donor)))
     plan = plan_of(index, head, block, question, options=options)
     assert plan.num_spliced == spliced
     assert all(run.target_start - run.donor_start == 410 and run.seam_len == 32 for run in plan.runs)
+
+
+MOST = 64
+HEAD, BODY, MORE, END, FOREIGN, OLD, NEW = (text(*each) for each in enumerate((100, 200, 150, 120, 400, MOST, MOST)))
+
+
+def aligner(donor: list[Tokens], prompt: list[Tokens]) -> tuple[Aligner, Node]:
+    """For a path of an index, which ends in the node, and for a prompt."""
+    index, path = ContentIndex(CoreConfig()), join(*donor)
+    index.publish("a", path, [(0, len(path))])
+    trie = index._namespaces["a"].trie
+    return Aligner(trie, join(*prompt), MOST), trie.walk(path)[0]
+
+
+def align(donor: list[Tokens], prompt: list[Tokens], block: Tokens = END) -> tuple[Context, list[tuple[int, int, int]]]:
+    """Context of `block` at the end of both, and each field as length before and span now."""
+    old_len, new_len = (sum(map(len, parts)) for parts in (donor, prompt))
+    found, leaf = aligner([*donor, block], [*prompt, block])
+    found = found.align(leaf, new_len, new_len - old_len)
+    return found.context, [(len(field.old), *field.new) for field in found.fields]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(1, 1), (1, 5), (5, 1), (MOST, MOST), (1, MOST), (0, 3), (3, 0)], ids=lambda n: f"{n}"
+)
+def test_a_small_difference_between_equal_flanks_is_a_changed_field(old: int, new: int) -> None:
+    found = align([HEAD, OLD[:old], BODY], [HEAD, NEW[:new], BODY])
+    assert found == (Context.CHANGED, [(old, 100, 100 + new)])
+
+
+DIFFERENCES = {
+    "several fields of unequal length": (
+        [HEAD, OLD[:2], BODY, OLD[2:9], MORE],
+        [HEAD, NEW[:5], BODY, NEW[5:6], MORE],
+        (Context.CHANGED, [(2, 100, 105), (7, 305, 306)]),
+    ),
+    "a field at the very beginning": ([OLD[:3], BODY], [NEW[:4], BODY], (Context.CHANGED, [(3, 0, 4)])),
+    "a field behind other text": (
+        [HEAD, FOREIGN[:200], BODY, OLD[:2], MORE],
+        [HEAD, FOREIGN[200:], BODY, NEW[:4], MORE],
+        (Context.CHANGED, [(2, 500, 504)]),
+    ),
+    "the same context": ([HEAD, BODY], [HEAD, BODY], (Context.SAME, [])),
+    "another text": ([HEAD, FOREIGN[:200]], [HEAD, FOREIGN[200:]], (Context.OTHER, [])),
+    "nothing else": ([FOREIGN[:200]], [FOREIGN[200:]], (Context.OTHER, [])),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_each_difference_is_what_it_is(name: str) -> None:
+    donor, prompt, found = DIFFERENCES[name]
+    assert align(donor, prompt) == found
+
+
+@pytest.mark.parametrize("length", [MOST // 4 + 1, MOST + 1, 400])
+def test_a_long_text_added_or_taken_away_is_moved_text(length: int) -> None:
+    assert align([HEAD, BODY], [HEAD, FOREIGN[:length], BODY]) == (Context.MOVED, [])
+    assert align([HEAD, FOREIGN[:length], BODY], [HEAD, BODY]) == (Context.MOVED, [])
+
+
+def test_a_field_in_front_of_documents_in_another_order_is_found_for_each_of_them() -> None:
+    for first, second in ((BODY, MORE), (MORE, BODY)):
+        context, fields = align([HEAD, OLD[:3], first], [HEAD, NEW[:3], second, first])
+        assert context is Context.CHANGED
+        assert fields[0][1] == 100
+
+
+def test_what_is_known_of_a_path_serves_a_run_further_on() -> None:
+    known, leaf = aligner([HEAD, OLD[:2], BODY, OLD[2:5], MORE], [HEAD, NEW[:2], BODY, NEW[2:5], MORE])
+    first = known.align(leaf, 150, 0)
+    work = known.work
+    again = known.align(leaf, 400, 0)
+    assert [field.new for field in first.fields] == [(100, 102)]
+    assert [field.new for field in again.fields] == [(100, 102), (302, 305)]
+    assert known.align(leaf, 420, 0).fields == again.fields
+    assert known.work - work < 3 * 1_000

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from core_builders import text
 
-from sglang_pic.core import Chunker, CoreConfig, Directory, Found, PageHash, Sums, Tokens, as_tokens
+from sglang_pic.core import Chunker, CoreConfig, Directory, Found, PageHash, Sums, Tokens
 
 NAMESPACE = b"ours"
 
@@ -28,10 +29,6 @@ class Store:
 
     def has_rows(self, page: PageHash) -> bool:
         return page in self.rows
-
-
-def text(seed: int, length: int) -> Tokens:
-    return as_tokens(np.random.default_rng(seed).integers(0, 30_000, length))
 
 
 def directory(store: Store, *, fingerprint: bytes = b"model", page_size: int = 16) -> Directory:

@@ -10,18 +10,9 @@ import pytest
 from core_builders import plan_of, spans
 from msgspec.structs import replace
 
-from sglang_pic.core import (
-    MESSAGE_BREAK,
-    ContentIndex,
-    Context,
-    CoreConfig,
-    DropReason,
-    Lexicon,
-    Plan,
-    PlanOptions,
-    as_tokens,
-)
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, as_tokens
 from sglang_pic.core.invariants import check
+from sglang_pic.core.plan import Context, DropReason, Plan, PlanOptions
 
 Edit = Literal["notes", "in_place", "recompile"]
 EDITS: tuple[Edit, Edit] = ("in_place", "recompile")

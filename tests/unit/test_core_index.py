@@ -16,34 +16,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sglang_pic.core import (
-    MOST_REUSE,
-    ContentIndex,
-    CoreConfig,
-    CostModel,
-    DropReason,
-    Path,
-    Plan,
-    PlanOptions,
-    Run,
-    Span,
-    Tokens,
-    as_tokens,
-    donors,
-)
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Span, Tokens, as_tokens, donors
 from sglang_pic.core.chunker import xxh3_name
 from sglang_pic.core.invariants import check
+from sglang_pic.core.plan import CostModel, DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.tokens import common_len, common_suffix_len
 
 DELIMITERS = frozenset({1, 2})
 # Random texts are no edits of each other; the guard has tests of its own.
 CONFIG = CoreConfig(
-    edit="in_place",
-    sink_tokens=8,
-    seam_tokens=1,
-    tail_tokens=0,
-    min_run_tokens=6,
-    max_donors_per_chunk=3,
+    edit="in_place", sink_tokens=8, seam_tokens=1, tail_tokens=0, min_run_tokens=6, max_donors_per_chunk=3
 )
 
 RNG = np.random.default_rng(7)

@@ -41,11 +41,6 @@ def test_a_word_is_found_as_it_stands_in_the_text(word: str, text: str, num_plac
     assert len(LEXICON.find([word], cut(text))[word]) == num_places
 
 
-def test_a_word_is_found_in_other_tokens() -> None:
-    split = as_tokens([TEXTS.index(" al"), TEXTS.index("pha")])
-    assert LEXICON.find(["alpha"], split) == {"alpha": [0]}
-
-
 @given(st.lists(st.integers(0, len(TEXTS) - 1), max_size=40).map(as_tokens))
 def test_places_agree_with_a_search_of_the_text(tokens: Tokens) -> None:
     text = LEXICON.text(tokens).casefold()
@@ -62,7 +57,9 @@ def test_words_of_a_span_are_whole() -> None:
     assert LEXICON.words(tokens, at, at) == {}
 
 
-def test_unknown_ids_have_no_text() -> None:
+def test_a_word_is_found_in_other_tokens_and_unknown_ids_have_no_text() -> None:
+    split = as_tokens([TEXTS.index(" al"), TEXTS.index("pha")])
+    assert LEXICON.find(["alpha"], split) == {"alpha": [0]}
     tokens = as_tokens([1, 10_000, 1])
     assert LEXICON.text(tokens) == "alphaalpha"
     assert LEXICON.find(["alpha"], as_tokens([10_000, 1])) == {"alpha": [1]}

@@ -7,17 +7,7 @@ import numpy as np
 import pytest
 from core_builders import index_of, join, plan_of, spans, text
 
-from sglang_pic.core import (
-    MEDIA_FROM,
-    ContentIndex,
-    CoreConfig,
-    Lexicon,
-    Plan,
-    PlanOptions,
-    Span,
-    Tokens,
-    as_tokens,
-)
+from sglang_pic.core import MEDIA_FROM, ContentIndex, CoreConfig, Lexicon, Plan, PlanOptions, Span, Tokens, as_tokens
 
 POLICY = CoreConfig(tail_tokens=0, sink_tokens=8, seam_tokens=12, min_spliced_tokens=24, min_run_tokens=24)
 

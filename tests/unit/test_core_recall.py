@@ -5,30 +5,16 @@ Everything is seeded; the shares are those that were measured, less a small marg
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from core_builders import asking, index_of, join, plan_of, serve, spans, text
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.core import (
-    CoreConfig,
-    CostModel,
-    DropReason,
-    Path,
-    PlanOptions,
-    Tokens,
-    as_tokens,
-)
+from sglang_pic.core import CoreConfig, CostModel, DropReason, PlanOptions, Tokens, as_tokens
 from sglang_pic.core.invariants import check
 
 SINK = CoreConfig().sink_tokens
-
-
-def resident_up_to(left: int, path: Path, end: int) -> int:
-    return min(end, left)
 
 
 def spread(bodies: list[Tokens], rng: np.random.Generator) -> tuple[Tokens, list[int]]:
@@ -128,7 +114,6 @@ def test_what_follows_the_first_changed_token_is_not_exact(at: int, runs: list[t
 
 
 @given(st.integers(0, 480), st.integers(0, 3))
-@settings(deadline=None)
 def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int) -> None:
     body = text(0, 400)
     index = index_of(join(text(1, 45), body, text(2, 20)))
@@ -140,15 +125,13 @@ def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int)
 
 
 @given(st.integers(0, 480), st.none() | st.integers(100, 480))
-@settings(deadline=None)
 def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> None:
     """It is counted from the last token whose logits are wanted first."""
     body = text(0, 400)
     index = index_of(join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
-    plan = plan_of(
-        index, prompt, options=asking(tail_tokens=tail_tokens, near_tokens=4 * tail_tokens, compute_from=compute_from)
-    )
+    options = asking(tail_tokens=tail_tokens, near_tokens=4 * tail_tokens, compute_from=compute_from)
+    plan = plan_of(index, prompt, options=options)
     last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)
     # Of what stands before, only the 40 tokens before the body are not the donor's too.
     knows_most = 0.4 * (last - 4 * tail_tokens) >= 40
@@ -175,8 +158,8 @@ HEAD, CLOSING, TURN = text(0, 300), text(1, 100), text(2, 60)
         ((text(4, 20), HEAD, CLOSING), (text(5, 20), HEAD, TURN, CLOSING), False),
     ],
 )
-def test_a_donor_that_has_seen_less_fits_the_tail_and_one_that_has_seen_else_does_not(
-    donor: tuple[Tokens, ...], prompt: tuple[Tokens, ...], fits: bool
+def test_a_donor_fits_the_tail_if_it_has_seen_nothing_else(
+    donor: list[Tokens], prompt: list[Tokens], fits: bool
 ) -> None:
     index = index_of(join(*donor))
     tokens = join(*prompt, text(6, 5))
@@ -202,7 +185,7 @@ def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
     index = index_of(join(text(1, 60), body))
     prompt = join(text(2, 70), body, text(3, 9))
     for left in (560, 559, 500, 333, 150, 123):
-        plan = plan_of(index, prompt, resolve=partial(resident_up_to, left))
+        plan = plan_of(index, prompt, resolve=lambda _, end, left=left: min(end, left))
         # At 123 of 560 tokens the equal span has 63.
         assert spans(plan) == ([(71, 70 + left - 60)] if left > 123 else [])
         assert index.stats().num_tokens == left
