@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -122,19 +123,15 @@ def open_browser(executable: str, profile: Path) -> Iterator[Page]:
     port = [f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"]
     command = [executable, *flags.split(), *quiet.split(), *port]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
         try:
-            lines = []
-            address = ""
-            for line in process.stderr:
-                lines.append(line)
-                if line.startswith("DevTools listening on "):
-                    address = line.removeprefix("DevTools listening on ").strip()
-                    break
-            assert address, "".join(lines)
+            said, address = "", None
+            while address is None:
+                said += (line := process.stderr.readline())
+                assert line, f"the browser ended: {said}"
+                address = re.match(r"DevTools listening on (\S+)", line)
             # From here on nobody reads what it writes there, and a full pipe would stop it.
             process.stderr.close()
-            with closing(Page(address)) as page:
+            with closing(Page(address[1])) as page:
                 yield page
             process.wait(TIMEOUT_S)
         finally:

@@ -26,24 +26,12 @@ def parse(line: str = "") -> Config:
 
 def probe(**fields: object) -> Probe:
     """A record of a grid prompt with one block; `fields` replace what it says."""
-    values: dict[str, object] = {
-        "experiment": Experiment.GRID,
-        "dtype": "float32",
-        "prompt": "p0",
-        "source": "sample",
-        "arm": "seam-1",
-        "num_blocks": 1,
-        "donors": Donors.ISOLATED,
-        "prompt_tokens": 300,
-        "prefix_hit_tokens": 0,
-        "chunk_hit_tokens": 71,
-        "top1_probability": 0.6,
-        "kl": 0.01,
-        "cosine": 0.99,
-        "top1_agrees": True,
-    }
+    asked = {"experiment": Experiment.GRID, "dtype": "float32", "prompt": "p0", "source": "sample", "num_blocks": 1}
+    tokens = {"prompt_tokens": 300, "prefix_hit_tokens": 0, "chunk_hit_tokens": 71}
+    figures = {"top1_probability": 0.6, "kl": 0.01, "cosine": 0.99, "top1_agrees": True}
+    values = {**asked, **tokens, **figures, "arm": "seam-1", "donors": Donors.ISOLATED}
     defaults = {"donors": Donors.NONE, "chunk_hit_tokens": 0} if fields.get("arm") in CONTROLS else {}
-    return Probe(**{**values, **defaults, **fields})  # type: ignore[arg-type]
+    return Probe(**{**values, **defaults, **fields})
 
 
 class Asked(NamedTuple):

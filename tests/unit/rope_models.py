@@ -27,26 +27,12 @@ def named(name: str, base: type = object) -> type:
 class RotaryEmbedding(nn.Module):
     """Plain RoPE with a float32 table; `forward_native` rotates through complex numbers."""
 
-    def __init__(
-        self,
-        head_size: int = 16,
-        rotary_dim: int = 16,
-        *,
-        base: float = 10_000.0,
-        is_neox_style: bool = True,
-        num_positions: int = 2_048,
-        magnitude: float = 1.0,
-        table_dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, head_size=16, rotary_dim=16, *, base=1e4, is_neox_style=True, num_positions=2_048, dtype=None):
         super().__init__()
-        self.head_size = head_size
-        self.rotary_dim = rotary_dim
-        self.base = base
-        self.is_neox_style = is_neox_style
+        self.head_size, self.rotary_dim, self.base, self.is_neox_style = head_size, rotary_dim, base, is_neox_style
         angles = torch.arange(num_positions).float()[:, None] * self._table_frequencies()
-        self.cos_sin_cache: Tensor
-        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
-        self.register_buffer("cos_sin_cache", table.to(table_dtype), persistent=False)
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        self.register_buffer("cos_sin_cache", table.to(dtype or torch.float32), persistent=False)
 
     def _compute_inv_freq(self, base: float) -> Tensor:
         return 1.0 / base ** (torch.arange(0, self.rotary_dim, 2).float() / self.rotary_dim)
@@ -80,13 +66,9 @@ class LinearScalingRotaryEmbedding(RotaryEmbedding):
 class RadixAttention(nn.Module):
     def __init__(self, layer_id: int, **flags: int) -> None:
         super().__init__()
-        self.layer_id = layer_id
-        for flag, value in {
-            "sliding_window_size": -1,
-            "is_cross_attention": False,
-            "use_irope": False,
-            **flags,
-        }.items():
+        self.layer_id, self.sliding_window_size = layer_id, -1
+        self.is_cross_attention = self.use_irope = False
+        for flag, value in flags.items():
             setattr(self, flag, value)
 
 
@@ -141,18 +123,8 @@ def make_llama(num_layers: int = 3, rotary: nn.Module | None = None) -> nn.Modul
 
 
 class MHATokenToKVPool:
-    def __init__(
-        self,
-        *,
-        size: int = 64,
-        page_size: int = 1,
-        head_dim: int = 16,
-        v_head_dim: int | None = None,
-        layer_num: int = 3,
-        dtype: torch.dtype = torch.float32,
-        start_layer: int = 0,
-    ) -> None:
-        self.size, self.page_size, self.dtype, self.start_layer = size, page_size, dtype, start_layer
+    def __init__(self, *, size=64, page_size=1, head_dim=16, v_head_dim=None, layer_num=3, dtype=torch.float32) -> None:
+        self.size, self.page_size, self.dtype, self.start_layer = size, page_size, dtype, 0
         self.head_num, self.head_dim, self.v_head_dim = 2, head_dim, v_head_dim or head_dim
         self.kv_cache_layout, self.use_hnd = "nhd", False
         self.is_quantized_kv_cache = self.post_capture_active = False
@@ -195,15 +167,7 @@ class MiniMaxSparseKVPool:
 
 
 class MLATokenToKVPool:
-    def __init__(
-        self,
-        *,
-        size: int = 64,
-        page_size: int = 1,
-        qk_rope_head_dim: int = 16,
-        layer_num: int = 3,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, *, size=64, page_size=1, qk_rope_head_dim=16, layer_num=3, dtype=torch.float32) -> None:
         self.size, self.page_size, self.dtype, self.start_layer = size, page_size, dtype, 0
         self.kv_lora_rank, self.qk_rope_head_dim = 24, qk_rope_head_dim
         self.use_dsa, self.kv_scale_buffer = False, None
@@ -240,18 +204,13 @@ def make_dsa(num_layers: int = 3, *, shared: tuple[int, ...] = (), rotary: nn.Mo
 class DSATokenToKVPool(MLATokenToKVPool):
     """Latent rows, and the keys of indexers in pages of 64 tokens."""
 
-    def __init__(
-        self, *, size: int = 128, layer_num: int = 3, dtype: torch.dtype = torch.float32, shared: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, *, size=128, layer_num=3, dtype=torch.float32, shared: tuple[int, ...] = ()) -> None:
         super().__init__(size=size, page_size=64, layer_num=layer_num, dtype=dtype)
         self.use_dsa, self.index_kpool, self.index_page_size, self.dsa_kv_cache_store_fp8 = True, 1, 64, False
         num_pages = size // 64 + 1
-        self.index_key_cache = SimpleNamespace(
-            buffer=[
-                torch.zeros(0 if layer in shared else num_pages, PAGE_BYTES, dtype=torch.uint8)
-                for layer in range(layer_num)
-            ]
-        )
+        pages = [0 if layer in shared else num_pages for layer in range(layer_num)]
+        buffer = [torch.zeros(each, PAGE_BYTES, dtype=torch.uint8) for each in pages]
+        self.index_key_cache = SimpleNamespace(buffer=buffer)
 
 
 def rotation_error(rotary: nn.Module, params: RopeParams) -> float:

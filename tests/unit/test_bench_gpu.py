@@ -1,15 +1,20 @@
-"""The prefill items on a CPU with tiny dimensions: the day's requests, and that nothing is timed that is wrong."""
+"""Prefills, attention and kernels of the GPU benchmarks, tiny and on a CPU: nothing is timed that is wrong."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
-from pic_bench.gpu import prefills
-from pic_bench.gpu.model import TORCH, AttentionBackend, Bench
+from pic_bench.gpu import kernel_pool, kernels, prefills
+from pic_bench.gpu.model import MODELS, TORCH, AttentionBackend, Bench
 from pic_bench.gpu.model_check import check_attention, check_model
 from pic_bench.gpu.passes import SHIFT, Layout, gap_extend, make_lookup
 from pic_bench.gpu.prefills import PrefillTiming, break_even, energy_request, run_gaps
@@ -18,15 +23,19 @@ from pic_bench.gpu.record import Work
 from sglang_pic.core import MOST_REUSE
 from sglang_pic.errors import BenchError
 
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
 CPU = torch.device("cpu")
 TINY = ("tiny-gqa-dims", "tiny-mla-dims")
 DRY = Work(is_dry=True, folder=Path(), limit_s=2_000.0)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tiny products are not worth waking threads for, least of all on a loaded machine."""
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tiny products are not worth waking threads for; there is no warm cache; `--backend` sets a variable."""
     monkeypatch.setattr(prefills, "_CHECK_TOKENS", 384)
+    monkeypatch.setattr(kernels, "_POOL_BYTES", 1)
+    monkeypatch.setenv("SGLANG_PIC_KERNELS", "auto")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -70,7 +79,7 @@ def test_right_rows_pass_and_wrong_ones_do_not(tiny: Bench, monkeypatch: pytest.
 
 
 def test_attention_that_sees_the_future_does_not_pass(tiny: Bench) -> None:
-    def plan_ahead(extend, slots, shape):  # type: ignore[no-untyped-def]
+    def plan_ahead(extend, slots, shape):
         extend.seq_lens[:] = [length + 1 if length < len(extend.row) else length for length in extend.seq_lens]
         extend.prefix_lens[:] = [n + 1 for n in extend.prefix_lens[:-1]] + [400]
         return TORCH.plan(extend, slots, shape)
@@ -105,7 +114,6 @@ def test_the_planner_finds_every_run(layout: Layout) -> None:
     tokens = torch.from_numpy(lookup.prompt.astype(np.int64))
     row, donor_row = torch.randperm(len(tokens) + len(lookup.donor)).split((len(tokens), len(lookup.donor)))
     extend = gap_extend(tokens, row, plan, donor_row)
-    assert extend.splice is not None
     assert torch.equal(torch.cat((extend.out_slots, extend.splice.dst)).sort().values, row.sort().values)
     assert torch.equal(extend.input_ids, tokens[extend.positions])
 
@@ -130,3 +138,94 @@ def test_break_even_is_where_it_stays_faster() -> None:
     assert break_even([timing(300, 3, 2), timing(100, 3, 2), timing(200, 2, 3)]) == 300
     assert break_even([timing(100, 3, 2), timing(200, 3, 2)]) == 100
     assert break_even([timing(100, 2, 3)]) is None
+
+
+# A process of its own: Triton reads the variable when it is imported, for its own library too.
+INTERPRETED = """
+import torch
+from pic_bench.gpu.model import AttentionShape
+from pic_bench.gpu.attention_triton import TRITON
+from pic_bench.gpu.model_check import check_attention
+from sglang_pic.errors import UnsupportedError
+torch.set_num_threads(1)
+grouped, latent, expanded = (8, 2, 16, 16, 0, 0.25), (4, 1, 48, 32, 32, 0.2), (4, 4, 32, 16, 0, 0.2)
+for shape in grouped, latent, expanded, (6, 2, 16, 16, 0, 0.25):
+    try:
+        print(check_attention(TRITON, AttentionShape(*shape, torch.float32), torch.device("cpu")))
+    except UnsupportedError as error:
+        print(error)
+"""
+
+
+@NEEDS_TRITON
+def test_triton_attends_as_float32_does() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", INTERPRETED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    *errors, refusal = done.stdout.splitlines()
+    assert len(errors) == 3
+    assert all(float(error) < 1e-6 for error in errors)
+    assert "must be powers of two" in refusal
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("block", [1, 4, 32])
+def test_tiles_cover_every_query_once(block: int) -> None:
+    from pic_bench.gpu.attention_triton import tile_queries
+
+    tiles = tile_queries([0, 40, 64], [33, 41, 214], block)
+    covered = [(first + i, position + i) for first, count, position in tiles.tolist() for i in range(count)]
+    positions = [*range(33), 40, *range(64, 214)]
+    assert sorted(covered) == list(enumerate(positions))
+    assert np.all(tiles[:, 1] <= block)
+    assert np.all(np.diff(tiles[:, 2]) <= 0)
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V2-Lite"])
+def test_it_compiles_for_hopper_within_its_shared_memory(model: str) -> None:
+    """A Hopper program may have 227 KiB."""
+    from pic_bench.gpu.attention_triton import compile_for
+    from triton.backends.compiler import GPUTarget
+
+    for shape in MODELS[model].attentions(torch.bfloat16):
+        compiled = compile_for(shape, GPUTarget("cuda", 90, 32))
+        assert 0 < compiled.metadata.shared <= 227 * 1024
+
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ["--model", "rows of 128 B", "--tokens", "16", "--repeats", "3"]
+
+
+@pytest.mark.parametrize("model", ["SmolLM2-135M", "DeepSeek-V2-Lite"])
+def test_every_way_moves_the_same_rows(model: str) -> None:
+    """The baselines would prove nothing if they did less."""
+    shape = kernel_pool.SHAPES[model]
+    results = []
+    for name in ("move", "move_then_rope"):
+        pool = kernel_pool.Pool(shape, 2, 160, torch.device("cpu"))
+        pool.fill()
+        torch.manual_seed(5)
+        window = kernel_pool.make_window(pool, "scattered", 32, 16)
+        getattr(pool, name)(window)
+        results.append(pool.memory.float())
+    torch.testing.assert_close(*results, rtol=2**-7, atol=1e-3)
+
+
+def test_layers_are_left_out_to_fit(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_free_bytes", lambda device: 3 << 20)
+    out = tmp_path / "kernels.json"
+    arguments = ["--model", "DeepSeek-V3", "--tokens", "16", "--repeats", "1", "--slots", "run", "--out", str(out)]
+    assert kernels.main(arguments) == 0
+    (timing,) = msgspec.json.decode(out.read_bytes(), type=kernels.KernelResult).timings
+    assert (timing.layers, timing.layers_of_model) == (14, 61)
+    assert " 14/61 |" in capsys.readouterr().out
+
+
+def test_wrong_rows_are_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(kernel_pool.Splicer, "splice", lambda *operands: None)
+    assert kernels.main([*SMALL, "--slots", "run"]) == 1
+    captured = capsys.readouterr()
+    assert "nothing was timed" in captured.err
+    assert captured.out == ""

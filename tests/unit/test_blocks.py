@@ -72,9 +72,7 @@ def test_weka_with_plain_ids(tmp_path: Path) -> None:
 
 
 @given(prompts=st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=1, max_size=8))
-def test_prefix_hits_are_the_longest_common_prefix_with_any_request_before(
-    prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_hits_are_the_longest_known_prefix(prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Also where an id is of content alone, and stands at several places."""
     path = write(tmp_path_factory.mktemp("t") / "t.jsonl", *map(mooncake, prompts))
     expected, known = 0, {()}

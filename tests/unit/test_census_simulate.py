@@ -1,4 +1,4 @@
-"""The simulation, against a cache that is a dictionary with one entry a token."""
+"""The census's simulation and its trees, against dictionaries of rows, of paths and of nodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from core_builders import Rows
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_pic.census import prefix_tree
 from sglang_pic.census.outcome import RunSpan
-from sglang_pic.census.simulate import CacheScope, simulate
-from sglang_pic.core import Tokens, common_len
+from sglang_pic.census.prefix_tree import PrefixTree
+from sglang_pic.census.simulate import simulate
+from sglang_pic.core import Tokens, as_tokens, common_len
 
 BOUND = msgspec.structs.replace(CONFIG, max_index_tokens=1, max_index_bytes=1 << 16)
 
@@ -81,28 +83,17 @@ def test_neighbor_and_what_was_expected() -> None:
     assert (third.neighbor, third.prefix_len, third.expected.tolist()) == (second.ref, 34, [])
 
 
-@pytest.mark.parametrize(("scope", "prefix_lens"), [(CacheScope.FILE, [0, 0]), (CacheScope.ALL, [0, 90])])
-def test_scope_of_the_cache(scope: CacheScope, prefix_lens: list[int]) -> None:
-    files = [(name, [session("s", [([TEXTS[4], [5]], [6])])]) for name in ("f", "g")]
-    outcomes = list(simulate(files, IdsEncoder(), config=CONFIG, scope=scope))
-    assert [outcome.prefix_len for outcome in outcomes] == prefix_lens
-    assert [outcome.ref for outcome in outcomes] == [(0, "f", "s", 0), (1, "g", "s", 0)]
-
-
 def test_the_servers_bounds_are_lifted() -> None:
     """With room for one token in the index the first text would be gone when it is needed."""
     sessions = [session(f"{n}", [([TEXTS[n], TEXTS[4]], [5])]) for n in (2, 3)]
-    outcomes = list(simulate([("f", sessions)], IdsEncoder(), config=BOUND))
-    assert [len(outcome.runs) for outcome in outcomes] == [0, 1]
+    assert [len(outcome.runs) for outcome in simulate([("f", sessions)], IdsEncoder(), config=BOUND)] == [0, 1]
 
 
 def test_no_call_is_kept() -> None:
     """Memory is to grow with distinct tokens only: nothing holds on to a prompt."""
     calls = [([TEXTS[3]] * (n + 1), [5]) for n in range(5)]
-    alive = [
-        weakref.ref(outcome.encoded)
-        for outcome in simulate([("f", [session("s", calls)])], IdsEncoder(), config=CONFIG)
-    ]
+    outcomes = simulate([("f", [session("s", calls)])], IdsEncoder(), config=CONFIG)
+    alive = [weakref.ref(outcome.encoded) for outcome in outcomes]
     gc.collect()
     assert [ref() for ref in alive] == [None] * 5
 
@@ -113,3 +104,112 @@ def test_odd_prompts() -> None:
     outcomes = list(simulate([("f", [session("s", calls)])], IdsEncoder(), config=CONFIG))
     assert [outcome.prefix_len for outcome in outcomes] == [0, 0, 0, 1, 1]
     assert [outcome.neighbor and outcome.neighbor.index for outcome in outcomes] == [None, None, 1, 2, 3]
+
+
+# Few different tokens and short paths: they share prefixes of every length, split segments, repeat and extend.
+PATHS = st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=1, max_size=25)
+
+
+def shared_len(left: Ids, right: Ids) -> int:
+    return common_len(as_tokens(left), as_tokens(right))
+
+
+class Model:
+    """All paths, and a loop over them."""
+
+    def __init__(self) -> None:
+        self.paths: list[Ids] = []
+
+    def match(self, prompt: Ids) -> tuple[int, int | None, Ids]:
+        shared = [shared_len(prompt, path) for path in self.paths]
+        best = max(shared, default=0)
+        if best == 0:
+            return 0, None, []
+        neighbor = max(call for call, length in enumerate(shared) if length == best)
+        prefix_len = min(best, len(prompt) - 1)
+        return prefix_len, neighbor, self.paths[neighbor][prefix_len:]
+
+    def stored(self, path: Ids) -> int:
+        return max((shared_len(path, other) for other in self.paths), default=0)
+
+    def appender(self, path: Ids, position: int) -> int:
+        return next(call for call, other in enumerate(self.paths) if shared_len(path, other) > position)
+
+
+@given(PATHS)
+def test_it_agrees_with_a_loop_over_all_paths(paths: list[Ids]) -> None:
+    tree, model = PrefixTree(), Model()
+    for call, path in enumerate(paths):
+        # Prompt and answer part at the middle: answers are stored, prompts are looked up.
+        prompt = path[: (len(path) + 1) // 2]
+        prefix_len, neighbor, expected = tree.match(as_tokens(prompt))
+        assert (prefix_len, neighbor, expected.tolist()) == model.match(prompt)
+        assert tree.insert(as_tokens(path), call) == model.stored(path)
+        model.paths.append(path)
+    for path in paths:
+        for position in range(len(path)):
+            assert tree.appender(as_tokens(path), position) == model.appender(path, position)
+
+
+def test_what_is_expected_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_tree, "EXPECTED_LEN", 4)
+    tree = PrefixTree()
+    tree.insert(as_tokens([1, 2, 3]), 0)
+    tree.insert(as_tokens([1, 2, 3, 4, 5, 6]), 1)
+    tree.insert(as_tokens([1, 2, 3, 4, 5, 6, 7, 8]), 2)
+    assert tree.match(as_tokens([1, 0])).expected.tolist() == [2, 3, 4, 5]
+
+
+def test_expected_survives_a_split() -> None:
+    tree = PrefixTree()
+    tree.insert(as_tokens([1, 2, 3, 4]), 0)
+    expected = tree.match(as_tokens([1, 9])).expected
+    tree.insert(as_tokens([1, 2, 7]), 1)
+    assert expected.tolist() == [2, 3, 4]
+    assert expected.base is None
+
+
+class LruModel:
+    """SGLang's tree as a dictionary: every path that begins a node's end, with its length and when it was used."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens, self.now = max_tokens, 0
+        self.ends: dict[tuple[int, ...], int] = {}
+
+    def reach(self, path: tuple[int, ...]) -> int:
+        self.now += 1
+        stored = max((at for at in range(len(path) + 1) if any(e[:at] == path[:at] for e in self.ends)), default=0)
+        if stored and path[:stored] not in self.ends:
+            # A node is cut here: the part above was used as lately as what lies below.
+            below = min((e for e in self.ends if e[:stored] == path[:stored]), key=len)
+            self.ends[path[:stored]] = self.ends[below]
+        for end in self.ends:
+            if path[:stored][: len(end)] == end:
+                self.ends[end] = self.now
+        return stored
+
+    def insert(self, path: tuple[int, ...]) -> None:
+        self.reach(path)
+        self.ends.setdefault(path, self.now)
+        while self.ends and self.num_tokens > self.max_tokens:
+            leaves = [e for e in self.ends if not any(o != e and o[: len(e)] == e for o in self.ends)]
+            oldest = min(self.ends[e] for e in leaves)
+            (leaf,) = [e for e in leaves if self.ends[e] == oldest]
+            del self.ends[leaf]
+
+    @property
+    def num_tokens(self) -> int:
+        return len({end[:at] for end in self.ends for at in range(1, len(end) + 1)})
+
+
+@given(PATHS.map(lambda paths: list(filter(None, paths))), st.integers(1, 30))
+def test_a_bounded_tree_evicts_the_leaf_that_was_not_used_for_longest(paths: list[Ids], max_tokens: int) -> None:
+    tree, model = PrefixTree(max_tokens), LruModel(max_tokens)
+    for call, path in enumerate(paths):
+        prompt = path[: (len(path) + 1) // 2]
+        assert tree.resident_len(as_tokens(prompt)) == model.reach(tuple(prompt))
+        tree.insert(as_tokens(path), call)
+        model.insert(tuple(path))
+        assert tree.num_tokens == model.num_tokens <= max_tokens
+    for path in paths:
+        assert tree.resident_len(as_tokens(path)) == model.reach(tuple(path))

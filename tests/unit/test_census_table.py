@@ -17,40 +17,25 @@ BIG = 999_999_999
 
 
 def text_counts(scale: int = 1, *, changed: int = 0) -> Counts:
-    return Counts(
-        sessions=4 * scale,
-        calls=20 * scale,
-        prompt_tokens=1000 * scale,
-        prefix_tokens=600 * scale,
-        chunk_tokens=300 * scale,
-        new_tokens=100 * scale,
-        runs=30 * scale,
-        detail=Detail(
-            tokenizer="words",
-            tokenizer_exact=False,
-            run_lengths=RunLengths(p10=16 * scale, p50=64 * scale, p90=512 * scale),
-            chunk_tokens_same_session=240 * scale,
-            chunk_tokens_other_session=60 * scale,
-            chunk_tokens_by_role={"tool": 270 * scale, "user": 30 * scale, "template": 0},
-            changed_fields=ChangedFields(
-                calls=3 * changed, fields=5 * changed, chunk_tokens=120 * changed, guarded_tokens=40 * changed
-            ),
-            upper_bound=UpperBound(window_len=64, tokens=320 * scale, tokens_behind=310 * scale),
-        ),
+    numbers = {"sessions": 4, "calls": 20, "prompt_tokens": 1000, "prefix_tokens": 600, "chunk_tokens": 300, "runs": 30}
+    changes = {"calls": 3, "fields": 5, "chunk_tokens": 120, "guarded_tokens": 40}
+    detail = Detail(
+        tokenizer="words",
+        tokenizer_exact=False,
+        run_lengths=RunLengths(p10=16 * scale, p50=64 * scale, p90=512 * scale),
+        chunk_tokens_same_session=240 * scale,
+        chunk_tokens_other_session=60 * scale,
+        chunk_tokens_by_role={"tool": 270 * scale, "user": 30 * scale, "template": 0},
+        changed_fields=ChangedFields(**{name: number * changed for name, number in changes.items()}),
+        upper_bound=UpperBound(window_len=64, tokens=320 * scale, tokens_behind=310 * scale),
     )
+    return Counts(**{name: n * scale for name, n in numbers.items()}, new_tokens=100 * scale, detail=detail)
 
 
 def block_counts() -> Counts:
-    return Counts(
-        sessions=0,
-        calls=12_031,
-        prompt_tokens=BIG,
-        prefix_tokens=BIG // 2,
-        chunk_tokens=None,
-        new_tokens=None,
-        runs=None,
-        detail=Detail(note="prefix hits only"),
-    )
+    unknown = dict.fromkeys(("chunk_tokens", "new_tokens", "runs"))
+    numbers = {"sessions": 0, "calls": 12_031, "prompt_tokens": BIG, "prefix_tokens": BIG // 2}
+    return Counts(**numbers, **unknown, detail=Detail(note="prefix hits only"))
 
 
 def rows(text: str, name: str) -> list[list[str]]:
@@ -88,29 +73,15 @@ def test_it_fits_a_narrow_terminal(file: str) -> None:
 
 
 def test_pool_host_and_store_are_told_apart_and_sum_up_behind_the_warm_up() -> None:
+    store = {"stock": 450, "prefix": 300, "chunk": 250, "loaded": 700}
     counted = Window(
-        calls=1,
-        prompt_tokens=1000,
-        prefix_tokens=100,
-        chunk_tokens=50,
-        host_prefix_tokens=180,
-        host_chunk_tokens=60,
-        store_stock_tokens=450,
-        store_prefix_tokens=300,
-        store_chunk_tokens=250,
-        store_loaded_tokens=700,
+        **{"calls": 1, "prompt_tokens": 1000, "prefix_tokens": 100, "chunk_tokens": 50},
+        **{"host_prefix_tokens": 180, "host_chunk_tokens": 60},
+        **{f"store_{name}_tokens": number for name, number in store.items()},
     )
     result = Lasting(
-        hours=1,
-        pause_s=0,
-        seed=1,
-        sessions=1,
-        servers=4,
-        distinct_tokens=9000,
-        pool_tokens=900,
-        host_tokens=1800,
-        has_store=True,
-        window_s=600,
+        **{"hours": 1, "pause_s": 0, "seed": 1, "sessions": 1, "servers": 4, "has_store": True, "window_s": 600},
+        **{"distinct_tokens": 9000, "pool_tokens": 900, "host_tokens": 1800},
         windows=[Window(calls=1, prompt_tokens=5000), counted],
         warmup_windows=1,
         trends=Trends(recovered=None, kept=None),

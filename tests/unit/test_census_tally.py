@@ -95,15 +95,12 @@ def test_what_stands_behind_a_changed_field() -> None:
     assert found.chunk_tokens == 2 * 194 - 20
 
 
-def test_percentiles_are_of_runs() -> None:
+def test_percentiles_are_of_runs_and_nothing_has_none() -> None:
     tally = Tally()
+    found = counts(tally)
+    assert (found.recovered, found.detail.run_lengths, found.detail.upper_bound) == (None, None, None)
     tally.run_lengths.update({10: 1, 20: 8, 1000: 1})
     assert counts(tally).detail.run_lengths == RunLengths(p10=10, p50=20, p90=20)
-
-
-def test_nothing_counted() -> None:
-    found = counts(Tally())
-    assert (found.recovered, found.detail.run_lengths, found.detail.upper_bound) == (None, None, None)
 
 
 SHORT = 4
@@ -197,15 +194,10 @@ def test_of_equal_flanks_the_nearest_count() -> None:
     assert found.old.tolist() == [7]
 
 
-def test_where_no_run_is_left_the_earlier_path_is_looked_at() -> None:
+def test_where_no_run_is_left_the_earlier_path_is_looked_at_and_what_is_not_found_is_left_open() -> None:
     prompt = [*HEAD, 9, *BODY]
     plan = Plan(prefix_len=50, end=len(prompt), changed_fields=((50, 51),))
     (found,) = changed_fields(plan, as_tokens(prompt), as_tokens([1, 2, *BODY]))
     assert found.old.tolist() == [1, 2]
-
-
-def test_a_value_that_is_not_found_is_left_open() -> None:
-    prompt = [*HEAD, 9, *BODY]
     (found,) = changed_fields(plan_of([*MIDDLE, 1, *MIDDLE, *BODY], prompt, [(50, 51)]), as_tokens(prompt), NOTHING)
-    assert found.old.tolist() == []
-    assert found.old.dtype == np.int32
+    assert (found.old.tolist(), found.old.dtype) == ([], np.int32)

@@ -6,11 +6,25 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from certificates import CERTIFICATE, SERVED
 
-from sglang_pic.certificate import Bounded, Served, check_certificate, policy_settings
+from sglang_pic.certificate import Bounded, Certificate, Served, check_certificate, policy_settings
 from sglang_pic.config import read_config
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import CoreConfig, ReusePolicy
+
+SERVED = Served(
+    **{"model": "smollm2", "weights": "a" * 64, "sglang": "0.5.23", "dtype": "bfloat16", "kv_dtype": "bfloat16"},
+    attention="fa3",
+    page_size=1,
+    settings=policy_settings(ReusePolicy()),
+)
+CERTIFICATE = Certificate(
+    **{"name": "careful", "confidence": 0.95, "budget": 0.01, "cap": 0.05, "sessions": 24, "reuse": 0.36},
+    served=SERVED,
+    loss=Bounded(mean=0.004, low=0.001, high=0.0084),
+    agreement_loss=Bounded(mean=0.01, low=0.0, high=0.04),
+    traffic="b" * 64,
+    date="2026-11-24",
+)
 
 
 @pytest.mark.parametrize(

@@ -72,19 +72,11 @@ def test_bug_keeps_its_traceback(verb: str, error: type[Exception]) -> None:
         main([verb])
 
 
-@pytest.mark.parametrize(
-    ("word", "code", "out"),
-    [("--version", 0, f"sglang-pic {__version__}\n"), ("nonsense", 2, ""), ("--nonsense", 2, "")],
-)
-def test_version_is_ok_and_an_unknown_word_is_usage(
-    word: str, code: int, out: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([word])
-    assert (stop.value.code, capsys.readouterr().out) == (code, out)
-
-
-def test_no_verb_shows_the_help_and_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_ok_and_no_verb_or_an_unknown_word_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, code, out in ("--version", 0, f"sglang-pic {__version__}\n"), ("nonsense", 2, ""), ("--nonsense", 2, ""):
+        with pytest.raises(SystemExit) as stop:
+            main([word])
+        assert (stop.value.code, capsys.readouterr().out) == (code, out)
     assert main([]) == 2
     assert "verbs:" in capsys.readouterr().err
 

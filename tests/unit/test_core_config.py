@@ -1,4 +1,4 @@
-"""Settings of the core: what is refused, and how the message reads."""
+"""Settings: what is refused, and how the message reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import msgspec
 import pytest
 
-from sglang_pic.config import PicConfig
-from sglang_pic.core import CoreConfig, PlanOptions, ReusePolicy
+from sglang_pic.config import PicConfig, read_config
+from sglang_pic.core import CoreConfig, PlanOptions
 from sglang_pic.core.settings import Setting, settings_of
 from sglang_pic.errors import ConfigError
 
@@ -51,10 +51,24 @@ def test_every_setting_is_declared_with_its_bounds_and_a_sentence(kind: type[Cor
         assert setting.allows(setting.default), name
 
 
-def test_the_configuration_names_the_settings_of_the_core() -> None:
-    core = settings_of(CoreConfig)
-    assert {f"core.{name}": setting.default for name, setting in core.items()}.items() <= {
-        name: setting.default for name, setting in settings_of(PicConfig).items()
-    }.items()
-    assert settings_of(ReusePolicy).items() <= core.items()
-    assert settings_of(ReusePolicy)["near_unseen_percent"].short_name == "near_unseen"
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"core": {"preset": "bold"}}', "preset"),
+        ('{"core": {"preset": ["most"]}}', "preset"),
+        ('{"audit_kl_limit": 5.0}', "audit_kl_cap=2.0: the limit must be below"),
+        ('{"audit_min": 8, "audit_window": 4}', "audit_window=4: the minimum must be no more"),
+        ('{"self_test": "on"}', "Invalid enum value 'on'"),
+        ('{"content_events": {"endpoint": "5570", "salt_file": "salt"}}', "must be tcp://HOST:PORT"),
+        ('{"content_events": {"endpoint": "tcp://*:5570"}}', "salt_file"),
+        ('{"content_events": {"endpoint": "tcp://*:5570", "salt_file": "s", "port": 1}}', "port"),
+    ],
+)
+def test_settings_that_mean_nothing_or_contradict_each_other_are_named(text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        read_config(text)
+
+
+def test_a_preset_holds_where_nothing_is_given() -> None:
+    most = read_config('{"core": {"preset": "most", "tail_tokens": 32}}').core
+    assert (most.seam_tokens, most.tail_tokens, most.edit) == (1, 32, "in_place")

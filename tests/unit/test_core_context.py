@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_builders import index_of, join, plan_of, text
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_pic.core import ContentIndex, Context, CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tokens
@@ -20,6 +20,7 @@ LAST = 1_000
 tokens = st.lists(st.integers(0, 3), max_size=30).map(as_tokens)
 
 
+@example(as_tokens([7]), as_tokens([7, 7, 7]), {0, 1, 2})
 @given(tokens, tokens, st.sets(st.integers(-20, 20), max_size=3))
 def test_a_token_is_missing_unless_it_stands_at_a_shift(context: Tokens, here: Tokens, shifts: set[int]) -> None:
     def stands(token: int, places: list[int], others: Tokens) -> bool:
@@ -30,11 +31,8 @@ def test_a_token_is_missing_unless_it_stands_at_a_shift(context: Tokens, here: T
     assert misfit.num_foreign == sum(not stands(context[i], at[i], here) for i in range(len(context)))
     back = [[place - shift for shift in shifts] for place in range(len(here))]
     missing = sum(not stands(here[i], back[i], context) for i in range(len(here)))
+    # One token may stand for several, but not for more text than the context has.
     assert misfit.num_unseen == max(missing, len(here) - len(context))
-
-
-def test_one_token_of_the_context_may_stand_for_several_but_not_for_more_text_than_it_has() -> None:
-    assert compare_contexts(as_tokens([7]), as_tokens([7, 7, 7]), {0, 1, 2}) == Misfit(0, 2)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +62,7 @@ def test_only_donors_that_are_cut_short_count_as_misfits() -> None:
     for is_exhausted in (False, True):
         rule.reach(910, Misfit(999, 100), 500)
         assert rule.is_exhausted is is_exhausted
-
-
-def test_without_a_tail_every_context_fits() -> None:
-    assert ContextRule(ReusePolicy(tail_tokens=0), LAST).near_start == LAST
+    assert ContextRule(ReusePolicy(tail_tokens=0), LAST).near_start == LAST, "without a tail every context fits"
 
 
 @pytest.mark.parametrize(("pinned", "spliced"), [(None, 0), (0, 0), (500, 278), (700, 368)])

@@ -129,9 +129,7 @@ def chain(value: int, *, again: list[int]) -> list[int]:
     ],
     ids=["new", "old", "on both lines", "in many places", "nothing"],
 )
-def test_what_a_line_concludes_from_a_value_is_computed_where_it_stands_again(
-    again: list[int], is_computed: bool
-) -> None:
+def test_what_a_line_concludes_from_a_value_is_computed_again(again: list[int], is_computed: bool) -> None:
     plan = second_plan(chain(ALPHA, again=again), chain(BETA, again=again))
     keeper = FIELD + 3 + len(BODY) + 9 + len(MORE) + 1
     assert is_spliced(plan, keeper - 8, keeper - 4)

@@ -167,11 +167,8 @@ class IndexMachine(RuleBasedStateMachine):
             self.tree.evict(namespace, tokens, length)
             if data.draw(st.booleans()):
                 gone = tokens[: length + 1].tobytes()
-                rest = {
-                    row: known
-                    for row, known in rows_of(self.indexes[0]).items()
-                    if row[0] != namespace or not row[1].startswith(gone)
-                }
+                rows = rows_of(self.indexes[0]).items()
+                rest = {row: known for row, known in rows if row[0] != namespace or not row[1].startswith(gone)}
                 for index in self.indexes:
                     index.forget(namespace, tokens, length)
                     assert rows_of(index) == rest
@@ -229,13 +226,9 @@ class IndexMachine(RuleBasedStateMachine):
         assert plan.prefix_len == len(tokens) or plan.gaps[-1][1] == len(tokens), "the last token is computed"
         assert chosen.compute_from is None or all(run.target_end <= chosen.compute_from for run in plan.runs)
         if chosen.cost is not None and plan.runs:
-            saved_us = chosen.cost.request_saves(
-                num_computed=plan.num_computed,
-                num_spliced=plan.num_spliced,
-                num_gaps=len(plan.gaps) - 1,
-                num_before=chosen.num_before,
-            )
-            assert saved_us > 0
+            tokens_of = {"num_computed": plan.num_computed, "num_spliced": plan.num_spliced}
+            num_gaps, num_before = len(plan.gaps) - 1, chosen.num_before
+            assert chosen.cost.request_saves(**tokens_of, num_gaps=num_gaps, num_before=num_before) > 0
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)
@@ -249,18 +242,15 @@ class IndexMachine(RuleBasedStateMachine):
             donor = run.donor.tokens(run.donor_end)
             assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
             for end in range(run.donor_start + 1, run.donor_end + 1):
-                assert self.tree.computed[namespace, donor[:end].tobytes(), end - 1], (
-                    "a donor's rows were computed in place"
-                )
+                row = namespace, donor[:end].tobytes(), end - 1
+                assert self.tree.computed[row], "a donor's rows were computed in place"
             is_exact = run.shift == 0 and donor.tolist() == tokens[: run.donor_end].tolist()
             has_context = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start]) >= 16
             assert run.seam_len == (0 if is_exact or (has_context and run.target_start == at) else use.seam_tokens)
             if run.target_end > near and not is_exact:
                 begin = max(run.target_start - run.seam_len, near)
                 context, here = donor[: begin - run.shift], tokens[:begin]
-                percent = (
-                    use.unseen_percent if run.target_end > tail else max(use.unseen_percent, use.near_unseen_percent)
-                )
+                percent = max(use.unseen_percent, use.near_unseen_percent if run.target_end <= tail else 0)
                 assert 100 * max(np.isin(here, context, invert=True).sum(), begin - len(context)) <= percent * begin
                 assert run.target_end <= tail or np.isin(context, here, invert=True).sum() <= use.foreign_tokens
             assert run.target_start - run.seam_len >= at, "a seam lies in the gap before its run"
@@ -270,9 +260,7 @@ class IndexMachine(RuleBasedStateMachine):
         """Length of the equal span around a run, on any path that was ever published under the donor's."""
         stem = run.donor.tokens(run.donor_end)
         before = common_suffix_len(stem, tokens[: run.target_end])
-        paths = [
-            path for space, path in self.past if space == namespace and path[: len(stem)].tolist() == stem.tolist()
-        ]
+        paths = [path for space, path in self.past if space == namespace and common_len(path, stem) == len(stem)]
         return before + max(common_len(path[len(stem) :], tokens[run.target_end :]) for path in paths)
 
 

@@ -27,6 +27,7 @@ from sglang_pic.core.trie import ANY, ELIGIBLE, Trie, equal_end, equal_start
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="no C compiler")
 
+Patch, Log = pytest.MonkeyPatch, pytest.LogCaptureFixture
 TOKENS = st.lists(st.integers(0, 3), max_size=60).map(as_tokens)
 # Words, numbers, signs and spaces in several scripts; letters whose folding is longer than they are.
 PIECES = [*"aBßİﬁ²٣7:.,_- \n界", " a", "ab", " Ab", "18", "'s", ""]
@@ -40,19 +41,15 @@ def assert_alike(function: Any, *args: Any) -> None:
     assert function(*args) == function.__wrapped__(*args)
 
 
-@given(TOKENS, TOKENS, st.integers(0, 60))
-def test_comparisons(left: Tokens, right: Tokens, middle: int) -> None:
+@given(TOKENS, TOKENS, st.integers(0, 60), st.lists(st.integers(-70, 70), max_size=3).map(tuple))
+def test_comparisons(left: Tokens, right: Tokens, middle: int, shifts: tuple[int, ...]) -> None:
+    assert_alike(count_misfits, left, right, shifts)
     assert_alike(common_len, left, right)
     assert_alike(common_suffix_len, left, right)
     both = min(len(left), len(right))
     assert_alike(equal_around, left[:both], right[:both], min(middle, both))
     assert_alike(find_flank, left, right, [0, 1, 5, 20], 8)
     assert_alike(find_flank, left, right, [0, 2], 2)
-
-
-@given(TOKENS, TOKENS, st.lists(st.integers(-70, 70), max_size=3).map(tuple))
-def test_misfits(context: Tokens, here: Tokens, shifts: tuple[int, ...]) -> None:
-    assert_alike(count_misfits, context, here, shifts)
 
 
 @given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 9))
@@ -140,16 +137,14 @@ def test_two_processes_make_the_same_plans_of_recorded_calls_with_the_loops_and_
     assert plans[0].count("RunSpan") > 20
 
 
-def test_an_unknown_switch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_switch_is_named(monkeypatch: Patch) -> None:
     monkeypatch.setenv("SGLANG_PIC_LOOPS", "fast")
     with pytest.raises(ValueError, match="SGLANG_PIC_LOOPS='fast'"):
         native.load()
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_compiler_python_does_it(
-    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_compiler_python_does_it(compiler: str, tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(pic_native, "cache_from_source", lambda name: str(tmp_path / Path(name).name))
     native._load.cache_clear()

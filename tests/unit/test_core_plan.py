@@ -49,9 +49,7 @@ def positions(spans: list[Span]) -> set[int]:
 
 
 @given(span_lists(), span_lists(), any_spans, st.integers(0, 60), st.integers(0, 60))
-def test_span_arithmetic_is_set_arithmetic(
-    left: list[Span], right: list[Span], loose: list[Span], start: int, end: int
-) -> None:
+def test_spans_are_sets(left: list[Span], right: list[Span], loose: list[Span], start: int, end: int) -> None:
     clipped, rest, merged = intersect_spans(left, start, end), subtract_spans(left, right), merge_spans(loose)
     assert positions(clipped) == positions(left) & set(range(start, end))
     assert positions(rest) == positions(left) - positions(right)

@@ -158,9 +158,7 @@ HEAD, CLOSING, TURN = text(0, 300), text(1, 100), text(2, 60)
         ((text(4, 20), HEAD, CLOSING), (text(5, 20), HEAD, TURN, CLOSING), False),
     ],
 )
-def test_a_donor_fits_the_tail_if_it_has_seen_nothing_else(
-    donor: list[Tokens], prompt: list[Tokens], fits: bool
-) -> None:
+def test_a_donor_that_saw_nothing_else_fits(donor: list[Tokens], prompt: list[Tokens], fits: bool) -> None:
     index = index_of(join(*donor))
     tokens = join(*prompt, text(6, 5))
     options = asking(tail_tokens=105, near_tokens=420, foreign_tokens=8, unseen_percent=20, seam_tokens=2)

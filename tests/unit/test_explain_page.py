@@ -23,6 +23,7 @@ from sglang_pic.explain.page import html_page
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")
 
+Folders = pytest.TempPathFactory
 MANY = 10_000
 # Of a view of 900 pixels, with what is kept above and below it.
 MOST_ROWS = 80
@@ -31,7 +32,6 @@ MOST_ROWS = 80
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     pytest.importorskip("websocket", reason="websocket-client is not installed here")
-    assert BROWSER is not None
     with open_browser(BROWSER, tmp_path_factory.mktemp("browser")) as page:
         yield page
 
@@ -40,8 +40,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     encoder = load_encoder(None)
     builder = PayloadBuilder(36)
-    files = [("sample:opendevin", load("sample:opendevin"))]
-    for outcome in simulate(files, encoder, config=CoreConfig(edit="in_place")):
+    for outcome in simulate([("sample", load("sample:opendevin"))], encoder, config=CoreConfig(edit="in_place")):
         builder.add(outcome)
     return write(tmp_path_factory, builder.build(encoder.name, is_exact=False))
 
@@ -51,37 +50,23 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """10,000 calls in 100 sessions, each with a break, two runs and texts; every tenth lost something."""
     calls = []
     for number in range(MANY):
-        prompt_len = 2_000 + number % 900
-        runs = []
+        spans = [SpanRow(start=0, end=500, text=1)]
         if number > 1 and number % 10 == 0:
-            runs = [
+            spans += [
+                SpanRow(start=500, end=510, text=1),
                 SpanRow(start=510, end=900, text=3, shift=7, seam_len=1, donor=number - 1),
                 SpanRow(start=900, end=950, text=2),
                 SpanRow(start=950, end=960, text=3, shift=-3, seam_len=1, donor=number - 2),
             ]
-        edges = [(0, 500), (500, 510), (960, prompt_len)] if runs else [(0, 500), (500, prompt_len)]
-        first, *others = (SpanRow(start=start, end=end, text=1) for start, end in edges)
-        found = BreakRow(
-            group=number % 2, at=500, old_len=3, new_len=4, before=1, old=2, new=3, after=4, neighbor=number - 1
-        )
-        calls.append(
-            CallRow(
-                session=number // 100,
-                index=number % 100,
-                agent=number % 2,
-                prompt_len=prompt_len,
-                answer_len=50,
-                prefix_len=500,
-                spans=[first, *others[:1], *runs, *others[1:]],
-                found=found if number else None,
-            )
-        )
+        lengths = {"prompt_len": 2_000 + number % 900, "answer_len": 50, "prefix_len": 500}
+        spans.append(SpanRow(start=spans[-1].end, end=lengths["prompt_len"], text=1))
+        texts = {"before": 1, "old": 2, "new": 3, "after": 4}
+        found = BreakRow(group=number % 2, at=500, old_len=3, new_len=4, neighbor=number - 1, **texts)
+        names = {"session": number // 100, "index": number % 100, "agent": number % 2}
+        calls.append(CallRow(**names, **lengths, spans=spans, found=found if number else None))
     payload = Payload(
-        encoder="words",
-        is_exact=True,
-        files=["log.jsonl"],
+        **{"encoder": "words", "is_exact": True, "files": ["log.jsonl"], "agents": ["", "reviewer"]},
         sessions=[SessionRow(file=0, name=f"session-{number:03d}") for number in range(100)],
-        agents=["", "reviewer"],
         causes=[CauseRow(key=key, label=key, advice="", groups=[group]) for group, key in enumerate(("clock", "id"))],
         groups=[
             Group(0, Cause.CLOCK, "Time:", MANY // 2 - 1, 400 * (MANY // 10 - 1), 10_000_000, 400, 10),
@@ -100,13 +85,11 @@ def write(tmp_path_factory: pytest.TempPathFactory, payload: Payload, title: str
     return path
 
 
-def explain(
-    tmp_path_factory: pytest.TempPathFactory, calls: list[Call], title: str = "a test", config: CoreConfig = MOST_REUSE
-) -> Path:
+def explain(folders: Folders, calls: list[Call], title: str = "a test", config: CoreConfig = MOST_REUSE) -> Path:
     builder = PayloadBuilder(len(calls))
     for outcome in serve(calls, config):
         builder.add(outcome)
-    return write(tmp_path_factory, builder.build("words", is_exact=False), title)
+    return write(folders, builder.build("words", is_exact=False), title)
 
 
 def choose(page: Page, control: str, value: str) -> None:
@@ -176,6 +159,16 @@ def card(page: Page) -> str:
     return str(page.run(script))
 
 
+def num(page: Page, selector: str) -> int:
+    return int(page.run(f"document.querySelectorAll('{selector}').length"))
+
+
+def click(page: Page, node: str) -> None:
+    """An element, by a script that gives it."""
+    page.run(f"{node}.click()")
+    page.frame()
+
+
 def box_of(page: Page, selector: str) -> dict[str, float]:
     """Where the first such node stands in the view."""
     return dict(page.run(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()"))
@@ -198,7 +191,7 @@ def test_nothing_goes_wrong_and_nothing_is_asked_for(page: Page, sample: Path) -
     assert page.requests() == [sample.as_uri()]
     tiles = page.run("document.getElementById('tiles').innerText").split()
     assert tiles[0] == "36"
-    assert page.run("document.querySelectorAll('.cause').length") >= 3
+    assert num(page, ".cause") >= 3
     assert page.run("document.querySelector('.cause del') !== null && document.querySelector('.cause ins') !== null")
 
 
@@ -214,11 +207,11 @@ def test_ten_thousand_calls_cost_what_is_in_view(page: Page, large: Path) -> Non
     page.open(large)
     assert int(page.run("document.documentElement.dataset.readyMs")) < 20_000
     to_calls(page)
-    assert 20 < page.run("document.querySelectorAll('.row').length") < MOST_ROWS
-    assert page.run("document.querySelectorAll('*').length") < 1_200
+    assert 20 < num(page, ".row") < MOST_ROWS
+    assert num(page, "*") < 1_200
     page.run("window.scrollTo(0, document.documentElement.scrollHeight)")
     page.frame()
-    assert page.run("document.querySelectorAll('.row').length") < MOST_ROWS
+    assert num(page, ".row") < MOST_ROWS
     assert "call 99" in rows(page)[-1]
     for share in (0.2, 0.4, 0.6, 0.8):
         page.run(f"window.scrollTo(0, {share} * document.documentElement.scrollHeight)")
@@ -281,45 +274,40 @@ def test_click_goes_to_the_donor_and_back(page: Page, large: Path) -> None:
     assert page.run("document.querySelector('.row.flash').call.number") == 4_999
     box = box_of(page, ".row.flash")
     assert 100 < box["top"] < box["bottom"] < 900
-    page.run("document.getElementById('back').click()")
-    page.frame()
+    click(page, "document.getElementById('back')")
     assert page.run("document.querySelector('.row.flash').call.number") == 5_000
     assert page.run("document.getElementById('back').classList.contains('hidden')")
 
 
 def test_filter_and_sort(page: Page, large: Path) -> None:
     show(page, large)
-    assert page.run("document.querySelectorAll('.session').length") >= 1
+    assert num(page, ".session") >= 1
     choose(page, "cause", "clock")
     assert page.run("document.getElementById('shown').textContent") == f"{MANY // 2 - 1:,} of 10,000 calls"
     choose(page, "cause", "lost")
     assert page.run("document.getElementById('shown').textContent") == f"{MANY // 10 - 1:,} of 10,000 calls"
     choose(page, "sort", "lost")
     to_calls(page)
-    assert page.run("document.querySelectorAll('.session').length") == 0
+    assert num(page, ".session") == 0
     lost = page.run("[...document.querySelectorAll('.row')].map((row) => row.call.lost)")
     assert lost == sorted(lost, reverse=True)
     choose(page, "find", "no such session")
-    assert page.run("document.querySelectorAll('.row').length") == 0
+    assert num(page, ".row") == 0
     assert page.run("!document.getElementById('empty').classList.contains('hidden')")
-    page.run("document.getElementById('reset').click()")
-    page.frame()
+    click(page, "document.getElementById('reset')")
     assert page.run("document.getElementById('shown').textContent") == "10,000 calls"
 
 
 def test_cause_opens_to_its_calls_and_leads_to_their_bars(page: Page, sample: Path) -> None:
     page.open(sample)
-    page.run("document.querySelector('details.place summary').click()")
-    page.frame()
+    click(page, "document.querySelector('details.place summary')")
     links = "document.querySelectorAll('details.place[open] button.link')"
     assert page.run(f"{links}.length") >= 1
     lost = page.run("[...document.querySelectorAll('.cause')].map((node) => node.dataset.cause)")
     assert lost[0] == "field"
-    page.run(f"{links}[0].click()")
-    page.frame()
+    click(page, f"{links}[0]")
     assert page.run("document.querySelector('.row.flash').call.found.group.cause.key") == "field"
-    page.run("[...document.querySelectorAll('.cause footer button')].at(-1).click()")
-    page.frame()
+    click(page, "[...document.querySelectorAll('.cause footer button')].at(-1)")
     assert page.run("document.getElementById('cause').value") != ""
 
 
@@ -357,18 +345,15 @@ def test_touch_shows_the_card_first_and_goes_to_the_donor_by_its_button(page: Pa
     page.frame()
     assert "Go to the donor" in card(page)
     assert page.run("document.querySelector('.row.flash') === null")
-    page.run("document.querySelector('#card .buttons button').click()")
-    page.frame()
+    click(page, "document.querySelector('#card .buttons button')")
     assert page.run("document.querySelector('.row.flash').call.number") == donor
     page.call("Emulation.setTouchEmulationEnabled", enabled=False)
 
 
 def test_text_is_never_taken_for_markup(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
     evil = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\u2028 ${`x`} {brace}"
-    calls = [
-        call_of(chat(f"{evil} mode one.\n{BODY}", evil), evil, session=f"{evil}A", agent=evil),
-        call_of(chat(f"{evil} mode two.\n{BODY}", evil), evil, session=f"{evil}A", index=1, agent=evil),
-    ]
+    texts = [chat(f"{evil} mode {word}.\n{BODY}", evil) for word in ("one", "two")]
+    calls = [call_of(each, evil, session=f"{evil}A", index=at, agent=evil) for at, each in enumerate(texts)]
     page.open(explain(tmp_path_factory, calls, evil))
     page.run("document.querySelector('details.place summary').click()")
     choose(page, "scale", "call")
@@ -378,8 +363,8 @@ def test_text_is_never_taken_for_markup(page: Page, tmp_path_factory: pytest.Tem
     assert "<script>window.hacked" in shown
     assert page.run("document.querySelector('.place .diff').textContent").count("<img") >= 1
     assert page.run("window.hacked === undefined")
-    assert page.run("document.querySelectorAll('img').length") == 0
-    assert page.run("document.querySelectorAll('script').length") == 1
+    assert num(page, "img") == 0
+    assert num(page, "script") == 1
     assert page.complaints() == []
 
 
@@ -397,15 +382,12 @@ def test_one_call_and_no_breaks(page: Page, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("width", [400, 1600])
 def test_nothing_is_wider_than_the_screen(page: Page, tmp_path_factory: pytest.TempPathFactory, width: int) -> None:
     name = "a-very-long-name-of-a-session" * 12
-    calls = [
-        call_of(chat(f"mode {number}.\n{BODY}", "x" * 300), session=name, index=number, agent="agent" * 30)
-        for number in range(3)
-    ]
+    texts = [chat(f"mode {number}.\n{BODY}", "x" * 300) for number in range(3)]
+    calls = [call_of(each, session=name, index=at, agent="agent" * 30) for at, each in enumerate(texts)]
     show(page, explain(tmp_path_factory, calls, name), width=width, height=800, dark=True)
     assert page.run("document.documentElement.scrollWidth") == width
-    assert page.run(
-        "[...document.querySelectorAll('.row, .session')].every((row) => row.scrollWidth <= row.clientWidth + 1)"
-    )
+    rows_fit = "every((row) => row.scrollWidth <= row.clientWidth + 1)"
+    assert page.run(f"[...document.querySelectorAll('.row, .session')].{rows_fit}")
     page.run("document.getElementById('bars').focus()")
     page.press("End")
     box = box_of(page, "#card")
@@ -418,10 +400,10 @@ def test_paper_is_light_and_has_the_first_calls(page: Page, large: Path) -> None
     page.call("Emulation.setEmulatedMedia", media="print")
     page.run("window.dispatchEvent(new Event('beforeprint'))")
     page.frame()
-    assert page.run("document.querySelectorAll('.row').length") > 100
+    assert num(page, ".row") > 100
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.run("getComputedStyle(document.querySelector('.tools')).display") == "none"
     page.run("window.dispatchEvent(new Event('afterprint'))")
     page.call("Emulation.setEmulatedMedia", media="")
     page.frame()
-    assert page.run("document.querySelectorAll('.row').length") < MOST_ROWS
+    assert num(page, ".row") < MOST_ROWS

@@ -31,6 +31,8 @@ from tests.unit.test_replay_process import ENV, FakeServer, Handler, QuietServer
 
 __all__ = ["fake"]
 
+Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
+
 
 @contextmanager
 def files_up_to(num_bytes: int) -> Iterator[None]:
@@ -56,9 +58,7 @@ def test_a_full_disk_under_stdout() -> None:
 
 
 @pytest.mark.parametrize("words", [["explain", "sample:opendevin", "--out"], ["model", "tiny-gqa"]])
-def test_a_full_disk_under_a_page_or_a_model_leaves_neither(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_under_a_page_or_a_model_leaves_neither(words: list[str], tmp_path: Path, capsys: Capture) -> None:
     with files_up_to(4_000):
         assert main([*words, str(tmp_path / "made")]) == 1
     assert "sglang-pic: error: " in capsys.readouterr().err.splitlines()[-1]
@@ -94,9 +94,7 @@ def test_what_was_there_stays_where_the_disk_is_full(write: Callable[[Path], Non
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
-def test_what_a_disk_says_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
-) -> None:
+def test_what_a_disk_says_is_no_traceback(monkeypatch: Patch, capsys: Capture, number: int) -> None:
     def refuse(_: object) -> int:
         raise OSError(number, os.strerror(number), "a/file")
 

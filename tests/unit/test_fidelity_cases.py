@@ -1,23 +1,31 @@
-"""Prompts and donors of the experiments: equal ids, edges that do not grow, seams as asked; policies."""
+"""Experiments' prompts and donors: equal ids, edges that do not grow, seams as asked; EDITS' templates and recovery."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 import pytest
-from fidelity_records import recorded
-from pic_bench.fidelity.arms import CONTROLS, DEFAULT_POLICIES, EXACT, FULL, Arm, parse_policy, place_sessions
-from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, place_blocks
+from fidelity_records import Asked, StandIn, recorded
+from pic_bench.fidelity import arms as fidelity_arms
+from pic_bench.fidelity.arms import CONTROLS, EXACT, FULL, STALE, Arm, parse_policy, place_sessions
+from pic_bench.fidelity.cases import edits
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, place_blocks
+from pic_bench.fidelity.cases.edits import DISTANCES, Template, edit_job, edit_jobs, templates
 from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.config import QUICK_SIZES
-from pic_bench.fidelity.measure import Unrealised, check_realised
-from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.measure import Unrealised, check_realised, measure
+from pic_bench.fidelity.record import Donors, Experiment, TemplateSet
+from pic_bench.fidelity.target import NOBODY, Recorded
+from pic_bench.report.stats import common_len
 from pic_traces.questions import GENERATED, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError
@@ -84,18 +92,15 @@ def test_blocks_of_a_prompt_share_no_passage(text: ModelText) -> None:
 
 def test_a_block_that_would_grow_is_refused() -> None:
     header = list(range(100, 160))
-    target = Frame(header=header, markers=[[1, 2]], closing=[3] * 20)
-    donor = Frame(header=header[:50], markers=[[9, 7], [8, 2]], closing=[4])
-    with pytest.raises(BenchError, match="before a block"):
-        place_blocks(target, donor, [[5] * 80], [6] * 80, random.Random(0))
-    donor = Frame(header=header[:50], markers=[[9, 7], [8, 6]], closing=[3])
-    with pytest.raises(BenchError, match="after a block"):
-        place_blocks(target, donor, [[5] * 80], [6] * 80, random.Random(0))
-    donor = Frame(header=header, markers=[[9, 7], [8, 6]], closing=[4])
-    with pytest.raises(BenchError, match="differ in length"):
-        place_blocks(target, donor, [[5] * 80], [6] * 80, random.Random(0))
-    with pytest.raises(BenchError, match="sink"):
-        place_blocks(Frame(header=[1], markers=[[2]], closing=[3]), donor, [[5] * 80], [6] * 80, random.Random(0))
+    for target, donor, said in (
+        ((header, [[1, 2]], [3] * 20), (header[:50], [[9, 7], [8, 2]], [4]), "before a block"),
+        ((header, [[1, 2]], [3] * 20), (header[:50], [[9, 7], [8, 6]], [3]), "after a block"),
+        ((header, [[1, 2]], [3] * 20), (header, [[9, 7], [8, 6]], [4]), "differ in length"),
+        (([1], [[2]], [3]), (header, [[9, 7], [8, 6]], [4]), "sink"),
+    ):
+        frames = (Frame(header=head, markers=markers, closing=end) for head, markers, end in (target, donor))
+        with pytest.raises(BenchError, match=said):
+            place_blocks(*frames, [[5] * 80], [6] * 80, random.Random(0))
 
 
 @pytest.mark.parametrize("kind", GENERATED)
@@ -133,11 +138,8 @@ def test_what_was_not_spliced_as_meant_is_found() -> None:
             check_realised(case, arm, recorded(spliced), 1)
     check_realised(case, EXACT, recorded([], prefix=299), 1)
     check_realised(case, FULL, recorded([]), 1)
-    for control, wrong in (
-        (EXACT, recorded([], prefix=290)),
-        (FULL, recorded([(58, 130)])),
-        (FULL, recorded([], prefix=50)),
-    ):
+    whole = recorded([], prefix=290), recorded([(58, 130)]), recorded([], prefix=50)
+    for control, wrong in zip((EXACT, FULL, FULL), whole, strict=True):
         with pytest.raises(Unrealised, match="were meant"):
             check_realised(case, control, wrong, 1)
 
@@ -149,7 +151,9 @@ def test_policies_are_read_and_refused() -> None:
     assert arm.overrides == asked
     plain = parse_policy("default")
     assert (plain.seam_tokens, plain.overrides, plain.rotate) == (None, {}, True)
-    assert len({parse_policy(policy).name for policy in DEFAULT_POLICIES}) == len(DEFAULT_POLICIES)
+    assert len({parse_policy(policy).name for policy in fidelity_arms.DEFAULT_POLICIES}) == len(
+        fidelity_arms.DEFAULT_POLICIES
+    )
     assert parse_policy("safe=edit:recompile").overrides == {"edit": "recompile"}
     for wrong in ("", "full", "stale", "a b", "x=seam", "x=seam:-1", "x=width:3", "x=unseen:101", "x=edit:none"):
         with pytest.raises(ConfigError, match="--policy"):
@@ -168,3 +172,128 @@ def test_orders_of_sessions() -> None:
     for wrong in ("", "shuffled", "shuffled-0", "shuffled-10000", "Recorded", "../x"):
         with pytest.raises(ConfigError, match="--order"):
             place_sessions(sessions, wrong)
+
+
+EVERY = list(chain(*map(templates, TemplateSet)))
+ARMS = (FULL, STALE, *fidelity_arms.EDIT_ARMS)
+
+
+def texts_of(template: Template) -> set[str]:
+    """What names the template, and every sentence of it; a line such as `"{name}": "{answer}",` is nobody's."""
+    lines = {line for field in template.fields for line in (field.line, *field.rules)}
+    sentences = {line for line in lines if sum(map(str.isalpha, line.split())) > 2}
+    return {template.name, template.head, template.question, *sentences}
+
+
+def test_no_text_of_a_template_is_in_both_sets() -> None:
+    found, reported = (set[str]().union(*map(texts_of, templates(of))) for of in TemplateSet)
+    assert found
+    assert len(templates(TemplateSet.REPORT)) >= 24
+    assert not found & reported
+    assert len({template.name for template in EVERY}) == len(EVERY)
+
+
+def job_of(template: Template, text: ModelText, distance: int = 32, number: int = 0) -> Job:
+    return edit_job(template, text, ARMS, distance, number, 0, "report")
+
+
+@pytest.mark.parametrize("template", EVERY, ids=lambda template: template.name)
+def test_the_two_prompts_differ_in_their_fields_alone(template: Template, text: ModelText) -> None:
+    assert len(text.ids(template.head)) >= MIN_HEADER
+    assert 1 <= len(template.fields) <= 4
+    for field in template.fields:
+        assert "{value}" in field.line
+        assert len({choice.name for choice in field.choices}) == len(field.choices) >= 2
+        assert len({len(choice.forms) for choice in field.choices}) == 1
+    for number, distance in enumerate(DISTANCES):
+        job = job_of(template, text, distance, number)
+        assert job == job_of(template, text, distance, number)
+        edited, prompt = job.case.edited, text.text(job.case.prompt)
+        old, new = text.text(edited.old).split("\n"), prompt.split("\n")
+        changed = [pair for pair in zip(old, new, strict=True) if pair[0] != pair[1]]
+        assert len(changed) == edited.edit.num_fields
+        assert common_len(edited.old, job.case.prompt) >= MIN_HEADER
+        assert edited.edit.old_tokens + edited.edit.new_tokens > 0
+        assert template.lead in prompt[-len(template.lead) - 20 :]
+        assert (edited.answers is None) is not template.family.is_gated
+        assert edited.answers is None or edited.answers.old != edited.answers.new
+        assert prompt.count(template.rules_title) == 1, "or the distance is another's"
+        fewest = edits.UNAFFECTED_TOKENS - 64 if edited.answers is None else distance + min(edits.BEFORE_QUESTION)
+        assert len(job.case.prompt) >= fewest
+
+
+def test_filler_stands_between_the_fields_and_the_rules(text: ModelText) -> None:
+    template = next(one for one in EVERY if one.name == "tool-router")
+    for distance in DISTANCES:
+        prompt = text.text(job_of(template, text, distance).case.prompt)
+        between = prompt.partition("confidence: ")[2].partition(template.rules_title)[0].partition("\n")[2]
+        assert distance <= len(text.ids(between)) <= distance + 32
+
+
+def test_every_template_meets_every_distance(text: ModelText) -> None:
+    of = templates(TemplateSet.REPORT)
+    jobs = edit_jobs(TemplateSet.REPORT, 4 * len(of), text, 0, [])
+    met = Counter((job.case.edited.edit.template, job.case.edited.edit.distance) for job in jobs)
+    assert len(met) == 4 * len(of)
+    assert len({job.case.name for job in jobs}) == len(jobs)
+    assert len({job.case.edited.edit.template for job in jobs[: len(of)]}) == len(of)
+    assert {job.case.edited.edit.num_fields for job in jobs} == {1, 2, 3, 4}
+    named = parse_policy("notes=edit:notes,edit_tail:128")
+    (job, *_) = edit_jobs(TemplateSet.REPORT, 1, text, 0, [named, parse_policy("mine=seam:8")])
+    assert [arm.name for arm in job.arms] == ["full", "stale", "in_place", "notes", "recompile", "mine"]
+    assert job.arms[3].overrides == {"edit": "notes", "edit_tail_tokens": 128}
+
+
+def test_answers_that_begin_alike_are_refused(text: ModelText) -> None:
+    good = msgspec.to_builtins(templates(TemplateSet.REPORT)[0])
+    answers = [{"name": "a", "answer": "Ann"}, {"name": "b", "answer": "Ann Lee"}]
+    alike = msgspec.convert({**good, "fields": [{"line": "{value}", "choices": answers}]}, Template)
+    with pytest.raises(BenchError, match="begin alike"):
+        job_of(alike, text)
+
+
+class Server(StandIn):
+    """The new answer's logit is what is given for the arm, all others are 0."""
+
+    def __init__(self, job: Job, logits: dict[str, float], *, prefix: int = 0) -> None:
+        super().__init__(prefix=prefix, vocab=49_152)
+        self.new, self.logits = job.case.edited.answers.new, logits
+
+    def answer(self, asked: Asked) -> Recorded:
+        assert not asked.gold
+        spliced = [] if asked.arm in (FULL, STALE) else [(40, 140)]
+        found = recorded(spliced, prefix=self.prefix, vocab=self.vocab)
+        found.logits[0, self.new] = self.logits[asked.arm.name]
+        return found
+
+
+@pytest.fixture
+def job(text: ModelText) -> Job:
+    return job_of(templates(TemplateSet.REPORT)[0], text)
+
+
+def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: Job, text: ModelText) -> None:
+    seam = msgspec.structs.replace(parse_policy("seam-8=seam:8"), donors=Donors.EDITED)
+    job = replace(job, arms=(*ARMS, seam))
+    server = Server(job, {"full": 3.0, "stale": 1.0, "in_place": 1.5, "notes": 2.5, "recompile": 3.0, "seam-8": 1.5})
+    probes = {probe.arm: probe for probe in measure(job, server, text, dtype="float32", page_size=1)}
+    assert list(probes) == [arm.name for arm in job.arms]
+    assert [asked.arm.name for asked in server.asked if asked.prompt == job.case.edited.old] == ["stale"]
+    assert server.asked[1].donors_from == NOBODY
+    assert {asked.donors_from for asked in server.asked[2:]} == {server.asked[1].key}
+    assert len({asked.key for asked in server.asked}) == len(job.arms), "no arm meets another's rows"
+    assert {name: probe.log_odds for name, probe in probes.items()} == server.logits
+    assert (probes["full"].computed_tokens, probes["stale"].computed_tokens) == (len(job.case.prompt), 0)
+    assert probes["full"].kl == 0 < probes["notes"].kl < probes["stale"].kl
+    assert job.is_done(list(probes.values()))
+    assert not job.is_done([probes[name] for name in ("full", "stale", "in_place")])
+
+
+def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: Job, text: ModelText) -> None:
+    server = Server(job, {"full": 1.4, "stale": 1.0})
+    probes = measure(job, server, text, dtype="float32", page_size=1)
+    assert [probe.arm for probe in probes] == ["full", "stale"]
+    assert job.is_done(probes), "it is not served again"
+    assert not job.is_done(probes[:1])
+    with pytest.raises(Unrealised, match="full-none: 7 prefix hit and 0 chunk hit tokens, 0 and 0 were meant"):
+        measure(job, Server(job, server.logits, prefix=7), text, dtype="float32", page_size=1)

@@ -1,34 +1,48 @@
-"""A run's folder: what is refused, what is gone on with; the sizes and arguments of the command."""
+"""A run's folder, what is refused and what is gone on with; TRACE's passes over a cache that lives on."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from fidelity_records import parse, probe
+from fidelity_records import Asked, StandIn, parse, probe
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity import runner
-from pic_bench.fidelity.cases.case import Job
+from pic_bench.fidelity.arms import EXACT, Arm, parse_policy
+from pic_bench.fidelity.cases.calls import Call
+from pic_bench.fidelity.cases.case import Case, Job
+from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.folder import claim_run, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
+from pic_bench.fidelity.passes import Passes, PassRun, Vault
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
-from pic_bench.fidelity.record import Probe, append_lines
+from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
+from pic_bench.fidelity.target import Recorded
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError
 
+Patch = pytest.MonkeyPatch
+GridRun = tuple[Plan, Path]
 
-def test_edits_have_the_policies_that_are_named() -> None:
+
+def test_edits_have_the_policies_that_are_named_and_sources_equally_many_questions() -> None:
+    """A run that is broken off has as many of each."""
     assert named_policies(parse()) == []
     (named,) = named_policies(parse("--experiment edits --policy one=edit:notes,max_generation:1"))
     assert named.overrides == {"edit": "notes", "max_generation": 1}
+    sources = [question.source for question in chosen_questions(parse("--questions 3"))]
+    assert len(set(sources)) == len(GENERATED) > 1
+    assert sources == 3 * sources[: len(GENERATED)]
 
 
 @pytest.mark.parametrize(
@@ -46,12 +60,6 @@ def test_edits_have_the_policies_that_are_named() -> None:
 def test_what_cannot_be_measured_is_refused(line: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse(line)
-
-
-def test_a_run_that_is_broken_off_has_as_many_questions_of_each_source() -> None:
-    sources = [question.source for question in chosen_questions(parse("--questions 3"))]
-    assert len(set(sources)) == len(GENERATED) > 1
-    assert sources == 3 * sources[: len(GENERATED)]
 
 
 def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> None:
@@ -117,14 +125,12 @@ def grid_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> tuple[Plan, Pa
     return make_plan(config), tmp_path / "run"
 
 
-def go_on(run: tuple[Plan, Path]) -> Outcome:
+def go_on(run: GridRun) -> Outcome:
     """Measures what is not measured yet."""
     return run_fidelity(*run, start_timeout_s=1, quiet=True)
 
 
-def test_what_was_left_out_is_neither_served_nor_counted_again(
-    grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_left_out_is_neither_served_nor_counted_again(grid_run: GridRun, monkeypatch: Patch) -> None:
     folder = grid_run[1]
     server = Server(monkeypatch, "grid-1-3", "grid-1-5")
     first = go_on(grid_run)
@@ -143,7 +149,7 @@ def test_what_was_left_out_is_neither_served_nor_counted_again(
     assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 37, 3, 1)
 
 
-def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stops_where_too_much_is_left_out(grid_run: GridRun, monkeypatch: Patch) -> None:
     server = Server(monkeypatch, "grid-1-0", "grid-1-1", "grid-1-25")
     with pytest.raises(BenchError, match="3 of 26 prompts were not served as meant"):
         go_on(grid_run)
@@ -151,10 +157,7 @@ def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Plan, Path], mon
 
 
 def test_a_run_whose_server_was_killed_goes_on(
-    model_dir: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, out = Server(monkeypatch), tmp_path / "run"
     command = ["fidelity", "--model", str(model_dir("smollm2")), "--experiment", "grid", "--dtype", "float32"]
@@ -170,9 +173,7 @@ def test_a_run_whose_server_was_killed_goes_on(
     assert read_probes(out)[: len(measured)] == measured
 
 
-def test_a_resumed_run_names_every_commit_and_no_other_machine(
-    grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_names_every_commit_and_no_other_machine(grid_run: GridRun, monkeypatch: Patch) -> None:
     folder = grid_run[1]
     Server(monkeypatch)
     earlier = msgspec.structs.replace(capture_environment(), commit="a" * 40, command="sglang-pic earlier")
@@ -200,3 +201,106 @@ def test_an_earlier_run_outlives_a_command_that_cannot_begin(grid_run: tuple[Pla
     (folder / "probes.jsonl").write_text("{}\n")
     assert main(["fidelity", "--model", str(tmp_path / "none"), "--quick", "--force", "--out", str(folder)]) == 2
     assert (folder / "probes.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def text(model_dir: Callable[[str], Path]) -> ModelText:
+    return ModelText(model_dir("smollm2"))
+
+
+class Cache(StandIn):
+    """A server whose cache lives on: what it is asked, pass by pass, as key, arm and number of tokens."""
+
+    def __init__(self, *, prefix: int = 0, vocab: int = 200) -> None:
+        super().__init__(prefix=prefix, vocab=vocab)
+        self.passes: list[list[tuple[str, str, int]]] = [[]]
+
+    def flush(self) -> None:
+        self.passes.append([])
+
+    def answer(self, asked: Asked) -> Recorded:
+        self.passes[-1].append((asked.key, asked.arm.name, len(asked.prompt) + len(asked.gold)))
+        return super().answer(asked)
+
+    def serve(self, tokens: list[int], arm: Arm, *, key: str) -> None:
+        self.passes[-1].append((key, arm.name, len(tokens)))
+
+
+Patch = pytest.MonkeyPatch
+Pairs = AbstractSet[tuple[str, str]]
+Serve = Callable[..., list[Probe]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, text: ModelText) -> Serve:
+    """The records of passes on a stand-in, which an earlier run left some of."""
+
+    def serve(passes: Passes, server: Cache, done: Pairs = frozenset()) -> list[Probe]:
+        run = PassRun(passes, server, text, Vault(tmp_path / "vault"), "float32", done)
+        return [record for step in run.steps() for record in step.probes]
+
+    return serve
+
+
+@pytest.fixture
+def trace() -> Passes:
+    """A trace of six calls, of which the three longer ones are measured, under two policies in two orders."""
+    calls = []
+    for n in range(6):
+        prompt, answer = list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))
+        case = Case(experiment=Experiment.TRACE, name=f"{n:03}-000", source="s", prompt=prompt, gold=answer[:32])
+        calls.append(Call(n, case, answer))
+    first, more = parse_policy("default"), parse_policy("more=tail:0")
+    orders = ("recorded", "reversed")
+    return Passes(source="s", calls=calls, arms=(EXACT, more), orders=orders, finder=first, min_chunk_hit=64)
+
+
+def arms_of(probes: Iterable[Probe]) -> list[tuple[str, str]]:
+    return [(record.prompt, record.arm) for record in probes]
+
+
+def test_a_full_prefill_that_was_served_cached_tokens_is_refused(serve: Serve, trace: Passes) -> None:
+    with pytest.raises(BenchError, match="a full prefill was served 3 cached tokens"):
+        serve(trace, Cache(prefix=3))
+
+
+def test_every_pass_over_a_trace_fills_the_cache_alike(serve: Serve, trace: Passes) -> None:
+    server = Cache()
+    probes = serve(trace, server)
+    assert len({*arms_of(probes)}) == len(probes) == 2 * 3 * 5
+    alone = {key for one in server.passes for key, *_ in one if key != "pass"}
+    assert len(alone) == 2 * 3, "a full prefill, once and again, meets nobody's rows"
+    passes = [[tokens for key, _, tokens in one if key == "pass"] for one in server.passes[1:]]
+    found, exact, more = passes[::2]
+    assert found == exact == more
+    assert passes[1::2] == [passes[1]] * 3 != passes[::2]
+
+
+def test_a_trace_goes_on_without_what_an_earlier_run_kept(tmp_path: Path, serve: Serve, trace: Passes) -> None:
+    probes = serve(trace, Cache())
+    shutil.rmtree(tmp_path / "vault")
+    again = serve(trace, Cache(), frozenset(arms_of(p for p in probes if p.arm != "more")))
+    assert arms_of(again) == arms_of(p for p in probes if p.arm == "more")
+
+
+def test_a_run_serves_traces_once(tmp_path: Path, model_dir: Callable[[str], Path], monkeypatch: Patch) -> None:
+    line = "--experiment trace --quick --dtype float32 --calls 3"
+    config = parse(f"{line} --policy default --model {model_dir('smollm2')}")
+    plan = make_plan(config)
+    starts = []
+
+    @contextmanager
+    def serve(*_: object, **__: object) -> Iterator[Cache]:
+        starts.append(Cache(vocab=49_152))
+        yield starts[-1]
+
+    monkeypatch.setattr(runner, "serve_target", serve)
+    first = run_fidelity(plan, tmp_path, start_timeout_s=1, quiet=True)
+    probes = read_probes(tmp_path)
+    assert {probe.arm for probe in probes} == {"full", "retest", "exact", "default", "naive"}
+    assert len(probes) == len({(probe.experiment, probe.prompt, probe.arm) for probe in probes})
+    # A call with its controls, in the exact pass and in the naive one.
+    assert first.measured == 3 * len({probe.prompt for probe in probes})
+    assert not (tmp_path / "vault/float32").exists()
+    again = run_fidelity(plan, tmp_path, start_timeout_s=1, quiet=True)
+    assert (again.measured, len(starts)) == (0, 1)

@@ -87,12 +87,6 @@ def test_index_keys_in_rows_turn_as_the_keys_of_their_layer() -> None:
         Splicer(narrow, read_geometry(wide, max_shift=1_024))
 
 
-def test_the_start_up_check_sees_index_keys() -> None:
-    errors = Model().check(Model().geometry)
-    assert errors.index_keys < INDEX_REL_L2
-    assert errors.keys < 1e-3
-
-
 def _turned(change: Callable[[RopeParams], RopeParams]) -> Callable[[IndexRope], IndexRope]:
     return lambda form: dataclasses.replace(form, rope=change(form.rope))
 

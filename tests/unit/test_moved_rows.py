@@ -1,9 +1,10 @@
-"""The start-up check on real rows, over a small attention model of our own that writes to a pool."""
+"""The start-up check on real rows of a small model of our own, and the slots that start-up checks borrow."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import rope_models as models
@@ -11,11 +12,11 @@ import torch
 from pic_kernels import RopeParams
 from torch import Tensor
 
+from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.checks.moved_rows import (
     ROW_LIMITS,
-    ComputeRows,
     RowErrors,
     RowSlots,
     checked_shifts,
@@ -102,7 +103,9 @@ class Model:
         hidden[flipped] = other[flipped]
         return hidden
 
-    def check(self, geometry: RopeGeometry | None = None, compute: ComputeRows | None = None) -> RowErrors:
+    def check(
+        self, geometry: RopeGeometry | None = None, compute: Callable[[Tensor, int], None] | None = None
+    ) -> RowErrors:
         """The whole check, as at start-up."""
         shifts = checked_shifts(CONTEXT, NUM_TOKENS)
         slots = RowSlots(*(torch.arange(NUM_TOKENS) + 1 + 30 * number for number in range(3)))
@@ -203,3 +206,41 @@ def test_shifts_fit_the_context() -> None:
     assert checked_shifts(33, 32) == (1, -1)
     with pytest.raises(ValueError, match="context_len=32"):
         checked_shifts(32, 32)
+
+
+@pytest.fixture(params=[1, 16])
+def view(request: pytest.FixtureRequest) -> PoolView:
+    return view_pool(models.MHATokenToKVPool(size=96, page_size=request.param, dtype=torch.bfloat16))
+
+
+def test_sets_are_disjoint_and_leave_the_padding_page_alone(view: PoolView) -> None:
+    row = torch.arange(50, dtype=torch.int32)
+    with borrow_slots(view, 3, 20, row) as slots:
+        taken = torch.cat(slots).tolist()
+    assert len(set(taken)) == 60
+    assert view.page_size <= min(taken) <= max(taken) < view.num_slots
+    assert all(int(one[0]) % view.page_size == 0 for one in slots)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_saved_and_no_garbage_is_left(view: PoolView, *, fails: bool) -> None:
+    """Rows are empty afterwards, whatever was in the pool before: nobody owns them, and a NaN would spread."""
+    row, buffers = torch.arange(50, dtype=torch.int32), (*view.keys, *view.values)
+    with borrow_slots(view, 3, 20, row) as slots:
+        borrowed = torch.cat(slots)
+    before = [buffer.clone() for buffer in buffers]
+    for buffer in buffers:
+        buffer[borrowed[:7]] = float("nan")
+    with pytest.raises(RuntimeError) if fails else nullcontext(), borrow_slots(view, 3, 20, row) as slots:
+        assert torch.equal(torch.cat(slots), borrowed)
+        row[:20] = 99
+        for buffer in buffers:
+            buffer[borrowed] = float("nan")
+        if fails:
+            raise RuntimeError
+    assert row.tolist() == list(range(50))
+    for buffer, old in zip(buffers, before, strict=True):
+        assert not buffer[borrowed].any()
+        others = torch.ones(len(buffer), dtype=torch.bool)
+        others[borrowed] = False
+        assert torch.equal(buffer[others], old[others])

@@ -12,6 +12,8 @@ import torch
 from sglang_pic import platform
 from sglang_pic.platform import torchvision_shim
 
+Patch = pytest.MonkeyPatch
+
 
 @pytest.fixture
 def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,9 +35,7 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"SGLANG_PLATFORM": "pic_cpu", "SGLANG_USE_CPU_ENGINE": "1"}, True),
     ],
 )
-def test_takes_a_machine_with_only_a_cpu_and_leaves_what_the_operator_chose(
-    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], *, is_ours: bool
-) -> None:
+def test_takes_a_cpu_unless_the_operator_chose(monkeypatch: Patch, chosen: dict[str, str], is_ours: bool) -> None:
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     assert platform.activate() == (platform.PLATFORM_CLASS if is_ours else None)
@@ -63,7 +63,7 @@ def test_leaves_an_accelerator_alone(monkeypatch: pytest.MonkeyPatch, kind: str)
     ],
 )
 def test_shim_reads_the_build_of_torchvision(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, cuda: str | None, expected: bool
+    monkeypatch: Patch, tmp_path: Path, version: str | None, cuda: str | None, expected: bool
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)

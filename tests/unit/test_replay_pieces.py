@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 import pytest
 from pic_traces import Call
@@ -36,9 +37,7 @@ def test_the_role_alone_is_not_the_first_token() -> None:
     )
     assert (reply.first_token_at, reply.last_token_at) == (1.0, 2.0)
     assert (reply.request_id, reply.finish_reason, "".join(reply.text)) == ("r", "stop", "hmso")
-
-
-def test_a_model_that_ends_at_once_has_a_first_token_time() -> None:
+    # A model that ends at once.
     reply = feed({"choices": [{"delta": {"content": ""}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
     assert (reply.first_token_at, reply.last_token_at) == (1.0, 1.0)
 
@@ -60,10 +59,8 @@ def test_an_error_inside_the_stream() -> None:
         ({"prompt_tokens": 10}, {"device": 4, "host": 1, "pic": 3, "storage_backend": "x"}, (2, 3, 5)),
     ],
 )
-def test_token_sources(
-    usage: dict[str, object], extension: dict[str, object] | None, expected: tuple[int, int, int]
-) -> None:
-    reply = StreamReply(usage=usage, extension={"cached_tokens_details": extension} if extension else {})  # type: ignore[arg-type, dict-item]
+def test_token_sources(usage: Any, extension: Any, expected: tuple[int, int, int]) -> None:
+    reply = StreamReply(usage=usage, extension={"cached_tokens_details": extension} if extension else {})
     sources = token_sources(reply, is_sglang=True)
     assert (sources.prefix_hit_tokens, sources.chunk_hit_tokens, sources.computed_tokens) == expected
 
@@ -78,14 +75,11 @@ def test_summary_counts_and_percentiles() -> None:
     assert (summary.interrupted, summary.warmup_requests, summary.planned) == (1, 1, 20)
     assert (summary.prompt_tokens, summary.prefix_hit_tokens, summary.chunk_hit_tokens) == (110, 44, 33)
     assert (summary.computed_tokens, summary.output_tokens, summary.wall_s) == (33, 22, 4.0)
-    assert summary.ttft_s == Latency(mean=5.0, p50=5.0, p90=9.0, p95=9.5, p99=pytest.approx(9.9))  # type: ignore[arg-type]
+    assert summary.ttft_s == Latency(mean=5.0, p50=5.0, p90=9.0, p95=9.5, p99=pytest.approx(9.9))
     assert summary.achieved_requests_per_s == 11 / 4
     assert summarize([], trace="t", model="m", planned=0).ttft_s == Latency()
-
-
-def test_one_request_without_a_report_makes_the_sum_unknown() -> None:
     records = [record(0), record(1, computed_tokens=None)]
-    assert summarize(records, trace="t", model="m", planned=2).computed_tokens is None
+    assert summarize(records, trace="t", model="m", planned=2).computed_tokens is None, "one did not report"
 
 
 def test_flattening_is_plain_and_complete() -> None:
@@ -97,9 +91,9 @@ def test_flattening_is_plain_and_complete() -> None:
         {"role": "user", "content": "thanks"},
     ]
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert uses_tools(messages, None)  # type: ignore[arg-type]
-    assert not uses_tools(messages[3:], None)  # type: ignore[arg-type]
-    flat = flatten_tools(messages, tools)  # type: ignore[arg-type]
+    assert uses_tools(messages, None)
+    assert not uses_tools(messages[3:], None)
+    flat = flatten_tools(messages, tools)
     assert flat == [
         {"role": "system", "content": 'S\n\nTools:\n{"type":"function","function":{"name":"f"}}'},
         {"role": "assistant", "content": 'Let me see.\n[tool call] f {"x":"é"}'},
@@ -112,7 +106,7 @@ def test_flattening_is_plain_and_complete() -> None:
 
 def make_call(**fields: object) -> Call:
     values = {"session_id": "s", "index": 0, "completion": None, "tools": None, "agent": None, "options": {}}
-    return Call(**{**values, **fields})  # type: ignore[arg-type]
+    return Call(**{**values, **fields})
 
 
 def test_prompt_part_drops_thoughts_and_its_key_ignores_the_rest() -> None:

@@ -242,13 +242,8 @@ def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, 
     assert first.output_token_ids == [1, 2, 3]
     assert first.first_top_logprobs == [("hello", -0.5)]
     assert first.output_logprobs == [-0.5, -0.5, -0.5]
-    assert first.ttft_s is not None
-    assert first.e2e_s is not None
     # Two tokens follow; a busy client may notice the first one half a second late.
     assert PREFILL_S <= first.ttft_s <= first.e2e_s - fake.decode_s
-    assert first.sent_at is not None
-    assert first.first_token_at is not None
-    assert first.last_token_at is not None
     assert 0 <= first.scheduled_at <= first.sent_at < first.first_token_at < first.last_token_at <= first.finished_at
     assert second.scheduled_at >= first.finished_at
     body = fake.trace_calls()[0]
@@ -294,9 +289,7 @@ def test_failed_and_too_long_requests_are_counted_and_the_session_goes_on(replay
 
 
 @pytest.mark.parametrize("shows_tools", [True, False])
-def test_tools_are_flattened_where_the_template_drops_them(
-    fake: FakeServer, replay: Replay, tmp_path: Path, shows_tools: bool
-) -> None:
+def test_hidden_tools_are_flattened(fake: FakeServer, replay: Replay, tmp_path: Path, shows_tools: bool) -> None:
     fake.shows_tools = shows_tools
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
     tools: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
@@ -324,9 +317,7 @@ def test_any_openai_server_will_do(fake: FakeServer, replay: Replay) -> None:
     assert set(fake.trace_calls()[0]) == known
 
 
-def test_a_run_of_the_first_sessions_is_not_overwritten_unless_forced(
-    fake: FakeServer, replay: Replay, tmp_path: Path
-) -> None:
+def test_a_run_is_not_overwritten_unless_forced(fake: FakeServer, replay: Replay, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "server.log").write_text("kept")
     run = partial(replay, {"a": ["1", "2"], "b": ["3", "4"], "c": ["5"]}, limit_sessions=2, warmup=0)

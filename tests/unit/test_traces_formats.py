@@ -1,4 +1,4 @@
-"""Loading traces: both recorded forms, request logs, files and folders of them, and what is refused."""
+"""Loading traces: recorded forms, request logs, files and folders of them, what is refused; the package's samples."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pic_traces
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pic_traces import Call, Session, limit, load
+from pic_traces import Call, limit, load
+from pic_traces.data.choose import MAX_PROMPT_TOKENS, MAX_SESSION_TOKENS, MIN_CALLS, choose
+from pic_traces.encode import load_encoder
 from pic_traces.errors import TraceError
 
 MESSAGES = [
@@ -125,18 +128,17 @@ def test_errors_name_file_line_and_fault(tmp_path: Path, values: list[object], m
 def test_files_that_are_refused_at_once_and_one_that_is_cut_off(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"missing\.jsonl': no such file; a path, sample:NAME or gen:NAME"):
         load(tmp_path / "missing.jsonl")
+    with pytest.raises(TraceError, match="sample:nothing: no such sample; sample:agents, sample:opendevin are there"):
+        load("sample:nothing")
     with pytest.raises(TraceError, match="empty: no sessions: the file has no lines"):
         load(write(tmp_path / "empty", ""))
     with pytest.raises(TraceError, match=r"odd:1: unknown trace format: its keys are prompt; expected"):
         load(write(tmp_path / "odd", {"prompt": "hello"}))
-    cut = write(tmp_path / "cut.gz", *[GOOD] * 200)
+    cut = write(tmp_path / "logs" / "cut.json.gz", *[GOOD] * 200)
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-    with pytest.raises(TraceError, match=r"cut\.gz.*cannot be read"):
-        list(load(cut))
-
-
-def contents(session: Session) -> list[object]:
-    return texts(*session.calls())
+    for path in (cut, cut.parent):
+        with pytest.raises(TraceError, match=r"cut\.json\.gz.*cannot be read"):
+            list(load(path))
 
 
 def test_a_folder_is_one_log_in_the_order_of_its_paths(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_a_folder_is_one_log_in_the_order_of_its_paths(tmp_path: Path) -> None:
     write(tmp_path / "notes.txt", "no log")
     write(tmp_path / ".hidden" / "x.jsonl", "no log either")
     sessions = list(load(tmp_path))
-    assert [(session.session_id, contents(session)) for session in sessions] == [
+    assert [(session.session_id, texts(*session.calls())) for session in sessions] == [
         ("a/1.json.gz-000001", ["1"]),
         ("s", ["1b", "2", "5"]),
         ("user-ann", ["3", "4"]),
@@ -160,12 +162,9 @@ def test_a_folder_is_one_log_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert {session.source for session in sessions} == {tmp_path.name}
     answers = [call.completion for call in sessions[1].calls()]
     assert answers == [None, {"role": "assistant", "content": "two"}, None]
-
-
-def test_recorded_sessions_in_a_folder(tmp_path: Path) -> None:
-    write(tmp_path / "1.jsonl", GOOD)
-    write(tmp_path / "2.json", [{**GOOD, "session_id": "q"}] * 2, indent=1)
-    assert [session.session_id for session in load(str(tmp_path))] == ["x", "q", "q"]
+    write(tmp_path / "of" / "1.jsonl", GOOD)
+    write(tmp_path / "of" / "2.json", [{**GOOD, "session_id": "q"}] * 2, indent=1)
+    assert [session.session_id for session in load(str(tmp_path / "of"))] == ["x", "q", "q"], "recorded sessions, too"
 
 
 def test_equal_messages_of_a_log_are_held_once(tmp_path: Path) -> None:
@@ -208,8 +207,49 @@ def test_a_folder_with_one_bad_file_is_refused(tmp_path: Path, values: list[obje
         list(load(tmp_path))
 
 
-def test_a_packed_file_of_a_folder_that_is_cut_off_is_named(tmp_path: Path) -> None:
-    whole = write(tmp_path / "3.json.gz", request("1" * 1000))
-    whole.write_bytes(whole.read_bytes()[:20])
-    with pytest.raises(TraceError, match=r"3\.json\.gz: cannot be read"):
-        list(load(tmp_path))
+def test_the_sample_is_what_its_readme_says() -> None:
+    sessions = list(load("sample:opendevin"))
+    agents = "BrowsingAgent CodeActAgent CodeActSWEAgent DelegatorAgent ManagerAgent PlannerAgent"
+    assert [session.session_id.split("-")[3] for session in sessions] == agents.split()
+    assert sum(session.num_calls for session in sessions) == 36
+    assert {session.license for session in sessions} == {"MIT"}
+    for session in sessions:
+        for call in session.calls():
+            assert call.messages
+            assert call.completion["role"] == "assistant"
+
+
+def test_the_demos_sample_keeps_its_rule() -> None:
+    sessions = list(load("sample:agents"))
+    wanted = {"opendevin_integration": 11, "taubench_airline_gpt4o": 9, "miniswe_deepseek": 10}
+    assert [(session.source, session.num_calls) for session in sessions] == [*wanted.items()]
+    assert {session.license for session in sessions} == {"MIT"}
+    encoder = load_encoder(None)
+    for session in sessions:
+        lengths = [len(encoder.encode(call).tokens) for call in session.calls()]
+        assert len(lengths) >= MIN_CALLS
+        # The stand-in counts up to 15 % more than the tokenizer by which the sessions were chosen.
+        assert max(lengths) < 1.15 * MAX_PROMPT_TOKENS
+        assert sum(lengths) < 1.15 * MAX_SESSION_TOKENS
+
+
+def test_the_rule_takes_the_most_calls_and_then_the_fewest_tokens(tmp_path: Path) -> None:
+    def session(name: str, num_calls: int, text: str) -> dict[str, object]:
+        messages = [{"role": role, "content": text} for role in ("user", "assistant")] * num_calls
+        calls = {"messages": messages, "turns": list(range(1, 2 * num_calls, 2))}
+        return {"session_id": name, **calls, "license": "MIT", "meta": {"a": 1}}
+
+    found = [session("long", 9, "two words"), session("short", 9, "word"), session("few", 7, "word")]
+    path = write(tmp_path / "sessions.jsonl", *found, session("grows", 40, "word " * 150))
+    chosen = choose(path, load_encoder(None))
+    assert set(chosen) == {"session_id", "license", "messages", "turns"}
+    assert (chosen["session_id"], chosen["turns"]) == ("grows", list(range(1, 29, 2)))
+    assert choose(write(path, *found), load_encoder(None))["session_id"] == "short"
+
+
+def test_licences_travel_with_the_samples() -> None:
+    readme = (Path(pic_traces.__file__).parent / "data" / "README.md").read_text()
+    for project in ("OpenDevin/OpenDevin", "sierra-research/tau-bench", "SWE-agent/mini-swe-agent", "Django"):
+        assert project in readme
+    assert "Permission is hereby granted" in readme
+    assert "Redistribution and use in source and binary forms" in readme

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from certificates import SERVED
 from fidelity_records import Asked, StandIn, probe
 from pic_bench.compare.server import Server as CompareServer
 from pic_bench.fidelity.arms import Arm
@@ -34,6 +33,7 @@ from sglang_pic.certificate import check_certificate, policy_settings, read_cert
 from sglang_pic.cli import main
 from sglang_pic.config import load_config
 from sglang_pic.errors import BenchError
+from tests.unit.test_certificate import SERVED
 
 LOSSES = {"full": 0.0, "exact": 1e-4, "naive": 1.0, "careful": 1e-3, "near-256": 2e-3, "tail-32": 4e-3, "no-tail": 0.02}
 VOCAB = 64
@@ -75,6 +75,7 @@ class Server(StandIn):
         return Recorded(noise.astype(np.float32), [], prefix, recorded.chunk_hit_tokens)
 
 
+Patch = pytest.MonkeyPatch
 Tune = Callable[..., tuple[int, Summary]]
 
 
@@ -106,11 +107,8 @@ def tune(tmp_path: Path, model_dir: Callable[[str], Path], servers: list[Server]
         for number in range(80):
             roles = ("user", "assistant", "user", "assistant") if number < 60 else ("user",)
             messages = [{"role": role, "content": make_text(rng, 2 if role == "assistant" else 20)} for role in roles]
-            session = {"session_id": str(number), "messages": messages}
-            print(
-                json.dumps(session | ({"turns": [1, 3]} if number < 60 else {})),
-                file=recorded if number < 60 else requests,
-            )
+            session = {"session_id": str(number), "messages": messages} | ({"turns": [1, 3]} if number < 60 else {})
+            print(json.dumps(session), file=recorded if number < 60 else requests)
 
     def run(*words: str) -> tuple[int, Summary]:
         out = tmp_path / "run"
@@ -121,9 +119,8 @@ def tune(tmp_path: Path, model_dir: Callable[[str], Path], servers: list[Server]
     return run
 
 
-def test_the_ladder_is_climbed_to_the_first_rung_that_is_not_shown(
-    tune: Tune, servers: list[Server], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_ladder_is_climbed(tune: Tune, servers: list[Server], capsys: pytest.CaptureFixture[str]) -> None:
+    """To the first rung that is not shown."""
     code, summary = tune("--sessions", "60")
     assert (code, summary.certified) == (0, "tail-32")
     verdicts = {rung.name: rung.verdict for rung in summary.rungs}
@@ -141,14 +138,11 @@ def test_the_ladder_is_climbed_to_the_first_rung_that_is_not_shown(
     assert said.endswith("nats a token (95 %), not shown behind changed fields; the defaults 20 %.")
 
 
-def test_a_certificate_fits_the_configuration_that_is_written_beside_it(
-    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_fits_the_configuration_beside_it(tune: Tune, tmp_path: Path, monkeypatch: Patch) -> None:
     _, summary = tune()
     monkeypatch.setenv("SGLANG_PIC_CONFIG", str(tmp_path / "run" / "pic.json"))
     config = load_config()
     assert (config.core.tail_tokens, config.core.near_tokens) == (32, 256)
-    assert config.certificate is not None
     certificate = read_certificate(config.certificate)
     assert certificate.loss.low < certificate.loss.mean < certificate.loss.high < summary.config.budget
     assert certificate.changed_fields == "not shown"
@@ -156,10 +150,9 @@ def test_a_certificate_fits_the_configuration_that_is_written_beside_it(
     assert check_certificate(config.certificate, here).fits
     assert not check_certificate(config.certificate, SERVED).fits
     records = read_lines(tmp_path / "run" / "losses.jsonl", Probe)
-    prompts = [
-        {probe.prompt for probe in records if probe.arm == arm} for arm in ("full", "exact", "careful", "tail-32")
-    ]
-    assert prompts == [prompts[0]] * 4, "paired"
+    arms = ("full", "exact", "careful", "tail-32")
+    first, *others = ({probe.prompt for probe in records if probe.arm == arm} for arm in arms)
+    assert others == [first] * 3, "paired"
     assert len({(probe.prompt, probe.arm) for probe in records}) == len(records)
     page = (tmp_path / "run" / "report.md").read_text()
     assert summary.said in page
@@ -180,24 +173,19 @@ def test_a_run_that_is_broken_off_goes_on(tune: Tune, servers: list[Server], tmp
 def test_too_few_sessions_certify_nothing_and_it_says_how_many_it_takes(tune: Tune) -> None:
     code, summary = tune("--sessions", "20")
     assert (code, summary.certified) == (1, None)
-    assert summary.needed is not None
     assert 32 <= summary.needed <= 48
     assert f"20 of 80 sessions were measured, and it takes about {summary.needed} to show" in summary.said
 
 
-def test_of_a_session_with_a_changed_field_a_call_behind_it_is_drawn_too(
-    model_dir: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_call_behind_a_changed_field_is_drawn_too(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """The first draw is the same one with and without such calls in it."""
     rng, path, names = random.Random(1), tmp_path / "logs.jsonl", ("Antwerp", "Bergen", "Cadiz")
     rules = make_text(rng, 120)
     with path.open("w") as file:
         for name in names:
             words = [f"The harbour is {name}. {rules}", *(make_text(rng, 20) for _ in range(4))]
-            messages = [
-                {"role": role, "content": text}
-                for role, text in zip(("system", *2 * ("user", "assistant")), words, strict=True)
-            ]
+            roles = ("system", *2 * ("user", "assistant"))
+            messages = [{"role": role, "content": text} for role, text in zip(roles, words, strict=True)]
             print(json.dumps({"session_id": name, "messages": messages, "turns": [2, 4]}), file=file)
     model = str(model_dir("smollm2"))
     drawn = sample.draw([str(path)], model, ModelText(Path(model)), 3, 0)
@@ -235,9 +223,7 @@ def test_calls_behind_changed_fields_have_a_test_of_their_own(loss: float, numbe
     judge = Judge(about, 0.01, probes)
     rung = judge.judge("careful")
     assert (rung.verdict, rung.sessions, rung.changed) == (verdict, 30, number // 2)
-    assert rung.loss is not None
     assert rung.loss.value == pytest.approx(2e-3), "those drawn from all, and no others"
-    assert rung.changed_loss is not None
     assert rung.changed_loss.value == pytest.approx(loss)
     needed = judge.needed("careful")
     if number == 60:
@@ -248,9 +234,7 @@ def test_calls_behind_changed_fields_have_a_test_of_their_own(loss: float, numbe
 
 
 @pytest.mark.parametrize("flipped", [1.0, 1e-3])
-def test_a_control_has_to_fail(
-    tune: Tune, servers: list[Server], monkeypatch: pytest.MonkeyPatch, flipped: float
-) -> None:
+def test_a_control_has_to_fail(tune: Tune, servers: list[Server], monkeypatch: Patch, flipped: float) -> None:
     """Where unrotated keys are right, because text stands where it did, rows of the wrong sign are not."""
     monkeypatch.setitem(LOSSES, "naive", 1e-3)
     monkeypatch.setitem(LOSSES, "flipped", flipped)
@@ -265,9 +249,8 @@ def test_a_control_has_to_fail(
 def info(**changed: Any) -> str:
     """What a server that is meant to be measured says of itself."""
     probe = {"switches": {"request_options": True, "record_dir": "."}, "is_idle": True} | changed
-    return json.dumps(
-        {"internal_states": [{"pic": {"probe": probe, "certificate": {"here": msgspec.to_builtins(SERVED)}}}]}
-    )
+    here = {"here": msgspec.to_builtins(SERVED)}
+    return json.dumps({"internal_states": [{"pic": {"probe": probe, "certificate": here}}]})
 
 
 @pytest.mark.parametrize(
@@ -280,17 +263,13 @@ def info(**changed: Any) -> str:
         (info()[:-1].replace("[", "[" + info()[21:-2] + ", ") + "}", "smollm2", "has 2 replicas"),
     ],
 )
-def test_a_server_that_cannot_be_measured_is_refused(
-    said: str, model: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_cannot_be_measured_is_refused(said: str, model: str, why: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(CompareServer, "get", lambda *_: said)
     with pytest.raises(BenchError, match=re.escape(why)):
         attach("http://127.0.0.1:1", f"models/{model}", until=0.0)
 
 
-def test_a_server_that_runs_is_asked_while_it_is_idle_and_again_where_a_user_came_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_asked_while_it_is_idle_and_again_where_a_user_came(tmp_path: Path, monkeypatch: Patch) -> None:
     """A user's requests run at first; another one shares the pass of the first attempt."""
     states, asked = [False, False, True, True], []
     folder = {"request_options": True, "record_dir": str(tmp_path)}
@@ -300,14 +279,13 @@ def test_a_server_that_runs_is_asked_while_it_is_idle_and_again_where_a_user_cam
         name = body["sampling_params"]["custom_params"]["pic"]["testing"].get("record")
         if name and len(asked) > 1:
             np.savez(tmp_path / f"{name}.npz", logits=np.zeros((3, 4), np.float32), spliced=np.zeros((0, 2)))
-        cached = (
-            {"cached_tokens": 40, "cached_tokens_details": {"pic": 30}} if len(asked) == 1 else {"cached_tokens": 49}
-        )
-        return {"output_ids": [1], "meta_info": {"prompt_tokens": 52, **cached}}
+        first, later = {"cached_tokens": 40, "cached_tokens_details": {"pic": 30}}, {"cached_tokens": 49}
+        return {"output_ids": [1], "meta_info": {"prompt_tokens": 52, **(first if len(asked) == 1 else later)}}
 
-    monkeypatch.setattr(
-        CompareServer, "get", lambda *_: info(switches=folder, is_idle=states.pop(0) if states else True)
-    )
+    def get(*_: object) -> str:
+        return info(switches=folder, is_idle=states.pop(0) if states else True)
+
+    monkeypatch.setattr(CompareServer, "get", get)
     monkeypatch.setattr(CompareServer, "post", post)
     target = attach("http://127.0.0.1:1", "models/smollm2", until=time.monotonic() + 60)
     found = target.record([1] * 50, [2, 3], Arm(name="careful"), key="pass", donors_from=None)

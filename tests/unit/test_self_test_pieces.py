@@ -1,4 +1,4 @@
-"""What the start-up self-test measures and how it judges, over a pool and logits made by hand."""
+"""The self-test's prompts and plans, what it measures, and how it judges, over a pool and logits made by hand."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ import pytest
 import rope_models as models
 import torch
 
+from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
 from sglang_pic.config import read_config
-from sglang_pic.errors import ConfigError, UnsupportedError
+from sglang_pic.core import ReusePolicy
+from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import read_geometry, view_pool
-from sglang_pic.runtime.checks.spliced_prompts import (
-    MOVED_KL_LIMITS,
-    OperatorLimits,
-    Outcome,
-    PromptPass,
-    SelfTest,
-    judge_prompts,
-    measure_prompt,
-)
+from sglang_pic.runtime.checks import spliced_prompts
+from sglang_pic.runtime.checks.spliced_prompts import Outcome, PromptPass, judge_prompts, measure_prompt
+from sglang_pic.runtime.divergence import kl_and_differs
 from sglang_pic.runtime.splice import Splicer
 
-LIMITS = OperatorLimits(kl_nats=1.0, key_error=0.5)
+LIMITS = spliced_prompts.OperatorLimits(kl_nats=1.0, key_error=0.5)
 GOOD = (0.001, 0.0, 0.001, 0.002)
 NAIVE = (3.0, 1.0, 1.4, 1.4)
 
 
 def verdict(
     moved: tuple[float, ...] = GOOD, reordered: tuple[float, ...] = GOOD, elsewhere: tuple[float, ...] = GOOD
-) -> SelfTest:
+) -> spliced_prompts.SelfTest:
     """Of two prompts that measured the same."""
     measured = torch.tensor([[moved, reordered, NAIVE, elsewhere]] * 2, dtype=torch.float64)
     return judge_prompts(measured, LIMITS, dtype=torch.bfloat16, seconds=0.5)
@@ -41,7 +37,6 @@ def verdict(
 def test_within_all_limits_it_passes_whatever_the_naive_splice_did() -> None:
     result = verdict()
     assert (result.passed, result.reasons) == (True, ())
-    assert result.measured is not None
     assert result.measured.num_prompts == result.measured.reordered.same_top1 == 2
     assert (result.measured.naive.same_top1, result.measured.naive.kl_nats) == (0, 3.0)
 
@@ -96,7 +91,7 @@ def test_one_bad_prompt_is_enough_for_keys_and_the_mean_counts_for_kl() -> None:
 
 
 def test_every_dtype_of_rows_has_limits() -> None:
-    for dtype in MOVED_KL_LIMITS:
+    for dtype in spliced_prompts.MOVED_KL_LIMITS:
         measured = torch.tensor([[GOOD, GOOD, NAIVE, GOOD]], dtype=torch.float64) / 10
         assert judge_prompts(measured, LIMITS, dtype=dtype, seconds=0.0).passed
 
@@ -141,6 +136,16 @@ def test_divergence_is_that_of_the_spliced_from_the_full_distribution() -> None:
     kl, differs, *_ = rows.measure(other)
     assert kl == pytest.approx(float((p * (p / q).log()).sum()))
     assert differs == float(p.argmax() != q.argmax())
+    assert rows.measure(rows.logits + 3)[:2] == pytest.approx([0, 0], abs=1e-7), "a constant changes nothing"
+
+
+def test_tokens_that_are_ruled_out_add_nothing_unless_it_is_wrong() -> None:
+    def kl(logits: list[float], other: list[float]) -> float:
+        return kl_and_differs(torch.tensor(logits), torch.tensor(other))[0].item()
+
+    assert kl([1, 2, -math.inf], [2, 1, -math.inf]) == pytest.approx(kl([1, 2], [2, 1]))
+    assert kl([1.0, 2.0], [1.0, -math.inf]) == math.inf
+    assert math.isnan(kl([1.0, 2.0], [1.0, math.nan]))
 
 
 def test_what_is_not_a_number_fails_and_is_still_json() -> None:
@@ -153,6 +158,92 @@ def test_what_is_not_a_number_fails_and_is_still_json() -> None:
     json.dumps(msgspec.to_builtins(result), allow_nan=False)
 
 
-def test_an_unknown_way_to_test_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Invalid enum value 'on'"):
-        read_config('{"self_test": "on"}')
+VOCAB = 500
+POLICY = ReusePolicy(sink_tokens=32, seam_tokens=1)
+
+
+class Words:
+    """A tokenizer of one id a word, or a letter, which begins a prompt with 1."""
+
+    def __init__(self, *, letters: bool = False) -> None:
+        self.letters = letters
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids that differ from word to word."""
+        words = list(text) if self.letters else text.split()
+        return [*([1] if add_special_tokens else []), *(2 + sum(map(ord, word)) % (VOCAB - 2) for word in words)]
+
+
+TOKENIZERS = {"words": Words(), "letters": Words(letters=True), "none": None}
+
+
+def prompts_of(name: str, context_len: int = 8_192) -> list[SelfTestPrompt]:
+    return built_in_prompts(TOKENIZERS[name], vocab_size=VOCAB, context_len=context_len)
+
+
+def donors_of(prompts: list[SelfTestPrompt]) -> list[tuple[SelfTestPrompt, Donor]]:
+    return [(prompt, donor) for prompt in prompts for donor in (prompt.moved, prompt.reordered)]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_donor_has_the_prompts_tokens_where_it_says(name: str) -> None:
+    for prompt, donor in donors_of(prompts_of(name)):
+        for start, end, donor_start in donor.spans:
+            assert prompt.tokens[start:end] == donor.tokens[donor_start : donor_start + end - start]
+            assert end < len(prompt.tokens), "the question is computed"
+    for prompt in prompts_of(name):
+        (_, middle, _), (also_middle, _, _) = prompt.reordered.spans
+        assert middle == also_middle
+        assert prompt.reordered.tokens[:32] != prompt.tokens[:32], "another header"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_plans_of_the_default_settings_splice_most_of_each_block(name: str) -> None:
+    for prompt, donor in donors_of(prompts_of(name)):
+        plan = donor.plan(len(prompt.tokens), POLICY, max_gaps=32)
+        assert len(plan.runs) == len(donor.spans)
+        assert plan.num_spliced > len(prompt.tokens) / 3
+        for run in plan.runs:
+            assert run.target_start >= 32
+            assert run.donor_start - donor.position >= 32
+            assert run.donor_end <= len(run.donor)
+            moved = run.donor_start - donor.position - run.target_start
+            assert prompt.tokens[run.target_start] == donor.tokens[run.target_start + moved]
+        ends = [at for span in plan.gaps for at in span]
+        assert ends == sorted(ends)
+        assert len(plan.gaps) <= len(plan.runs) + 1
+
+
+def test_shifts_are_near_and_far_and_never_nothing() -> None:
+    shifts = [
+        abs(run.shift)
+        for prompt, donor in donors_of(prompts_of("words"))
+        for run in donor.plan(len(prompt.tokens), POLICY, max_gaps=32).runs
+    ]
+    assert 0 < min(shifts) < 100
+    assert max(shifts) >= 6_000
+
+
+def test_settings_limit_runs_and_gaps() -> None:
+    prompt = prompts_of("words")[0]
+    total = len(prompt.tokens)
+    assert len(prompt.reordered.plan(total, POLICY, max_gaps=2).runs) == 1
+    assert prompt.reordered.plan(total, ReusePolicy(sink_tokens=1_000, seam_tokens=1), max_gaps=32).runs == ()
+    wide = prompt.reordered.plan(total, ReusePolicy(sink_tokens=0, seam_tokens=9), max_gaps=32)
+    assert [run.seam_len for run in wide.runs] == [9, 9]
+    assert [run.target_start for run in wide.runs] == [start + 9 for start, _, _ in prompt.reordered.spans]
+
+
+@pytest.mark.parametrize("context_len", [500, 300])
+def test_a_short_context_keeps_positions_inside(context_len: int) -> None:
+    for prompt, donor in donors_of(prompts_of("words", context_len)):
+        assert len(prompt.tokens) <= context_len
+        assert 0 <= donor.position <= context_len - len(donor.tokens)
+        if donor is prompt.moved:
+            assert donor.position > 0
+
+
+def test_texts_of_any_tokenizer_stay_short_and_fit_the_context() -> None:
+    assert all(len(prompt.tokens) <= 64 + 128 + 128 + 48 for prompt in prompts_of("letters"))
+    assert prompts_of("letters", 200) == []
+    assert prompts_of("none") == prompts_of("none"), "seeded"

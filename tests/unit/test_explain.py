@@ -1,22 +1,23 @@
-"""What the page is told, and how much of it."""
+"""explain: what the command writes, prints and refuses; what the page is told, and how much of it."""
 
 from __future__ import annotations
 
 import base64
 import re
 import zlib
+from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from explain_fakes import call_of, chat, prices, serve
+from explain_fakes import prices, serve
 from pic_traces import load
 from pic_traces.encode import load_encoder
 
 from sglang_pic.census.simulate import simulate
+from sglang_pic.cli import main
 from sglang_pic.core import CoreConfig
+from sglang_pic.explain import page as page_module
 from sglang_pic.explain.data import Payload, PayloadBuilder
-from sglang_pic.explain.lexicon import Lexicon
 from sglang_pic.explain.page import html_page
 from sglang_pic.explain.snippets import ELLIPSIS, SnippetPool, quote
 
@@ -94,7 +95,6 @@ def test_page_is_deterministic_and_carries_the_payload() -> None:
     page = html_page(payload, "a title")
     assert page == html_page(build("sample:opendevin")[1], "a title")
     packed = re.search(r'id="payload">([A-Za-z0-9+/=]*)</script>', page)
-    assert packed is not None
     assert msgspec.json.decode(zlib.decompress(base64.b64decode(packed[1])), type=Payload) == payload
 
 
@@ -104,23 +104,94 @@ def test_title_is_escaped() -> None:
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;{x}") == 2
 
 
-def test_lexicon_gives_back_what_it_learnt() -> None:
-    lexicon = Lexicon()
-    encoded = load_encoder(None).encode(call_of(chat("You are Ödön, 東京.", "x = {1: 2}"), "fine"))
-    lexicon.learn(encoded, 3)
-    assert lexicon.decode(encoded.path[3:]) == encoded.text(3, len(encoded.path))
-    assert lexicon.decode(np.array([9_999], np.int32)) == "\ufffd"
-
-
-def test_quote_keeps_head_and_tail() -> None:
+def test_quote_keeps_head_and_tail_and_a_pool_a_text_once() -> None:
     text = "abcdefghij" * 100
     quoted = quote(lambda start, end: text[4 * start : 4 * end], 0, len(text) // 4, 60)
     assert quoted == f"{text[:40]}{ELLIPSIS}{text[-20:]}"
     assert quote(lambda start, end: text[start:end], 5, 25, 60) == text[5:25]
     assert quote(lambda start, end: "long words " * (end - start), 0, 3, 20).count(ELLIPSIS) == 1
-
-
-def test_pool_keeps_a_text_once() -> None:
     pool = SnippetPool(max_bytes=5)
     assert [pool.add(text) for text in ("ab", "", "ab", "cde", "f", "ab")] == [1, 0, 1, 2, 0, 1]
     assert pool.num_refused == 1
+
+
+SAMPLE = "sample:opendevin"
+Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
+
+
+def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    assert main(["explain", SAMPLE, "gen:sysvar?sessions=1", "--out", str(out)]) == 0
+    assert out.read_text().startswith("<!doctype html>")
+    printed, err = capsys.readouterr()
+    assert err == ""
+    lines = printed.splitlines()
+    assert lines[0].startswith("56 calls, ")
+    assert lines[2].split() == ["tokens", "calls", "what", "broke", "the", "prefix", "worst", "place"]
+    assert "A clock or a date" in lines[3], "worst first"
+    assert lines[-1].startswith(f"page: {out} (")
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_limits_and_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "page.html"), "--force"]
+    assert main(["explain", SAMPLE, *out, "--limit-calls", "3", "--limit-sessions", "1"]) == 0
+    assert capsys.readouterr().out.startswith("3 calls, ")
+    assert main(["explain", "gen:random?sessions=3", *out]) == 0
+    assert "No break cost tokens" in capsys.readouterr().out
+
+
+def test_page_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    out.write_text("mine")
+    assert main(["explain", SAMPLE, "--out", str(out), "--limit-calls", "1"]) == 2
+    assert out.read_text() == "mine"
+    assert "--force" in capsys.readouterr().err
+    assert main(["explain", SAMPLE, "--out", str(out), "--limit-calls", "1", "--force"]) == 0
+    assert out.read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--out page.html --limit-calls 0", "--limit-calls=0"),
+        ("--out page.html --limit-sessions -2", "--limit-sessions=-2"),
+        (f"{SAMPLE} --out page.html", "named twice"),
+        ("--out no/page.html", "no/page.html"),
+        ("--out .", "is a folder"),
+    ],
+)
+def test_bad_values_are_usage(words: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", SAMPLE, *words.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n', "no text"),
+        ('{"messages": [{"role": "user", "content": "x"}]}\nnot json\n', "log.jsonl:2"),
+    ],
+)
+def test_a_wrong_last_file_is_found_first(text: str, message: str, tmp_path: Path, capsys: Capture) -> None:
+    trace = tmp_path / "log.jsonl"
+    trace.write_text(text)
+    assert main(["explain", SAMPLE, str(trace), "--out", str(tmp_path / "page.html")]) == 1
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ["explain", SAMPLE, "--limit-calls", "1", "--out", str(tmp_path / "page.html")]
+    with monkeypatch.context() as patch:
+        patch.setattr(page_module, "html_page", interrupt)
+        assert main(words) == 130
+    # At the worst moment: everything is written and not yet in its place.
+    monkeypatch.setattr(Path, "replace", interrupt)
+    assert main(words) == 130
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,221 @@
+"""Studies with servers: how they end and where results go; the idle overhead's turns; the soak's requests and judge."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pic_bench.core import CoreResult
+from pic_bench.environment import capture_environment
+from pic_bench.frame import Finding, Study, at_least
+from pic_bench.idle_overhead import HEADLINE, STUDY, IdleOverhead, Side, Start, Turn, summarize, take_turns
+from pic_bench.report.markdown import Table
+from pic_bench.report.study import RESULTS
+from pic_bench.serving import FirstToken
+from pic_bench.soak.__main__ import Control, Soak
+from pic_bench.soak.judge import TOLERANCE, difference
+from pic_bench.soak.load import Fault, requests, sessions
+from pic_bench.soak.patient import Memory
+from pic_traces.encode import load_encoder
+
+from sglang_pic.errors import BenchError
+
+KINDS = {"core.json": CoreResult, "idle-overhead*.json": IdleOverhead, "soak*.json": Soak}
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+def test_every_kept_record_loads(pattern: str) -> None:
+    found = sorted(RESULTS.glob(pattern))
+    assert found
+    for path in found:
+        msgspec.json.decode(path.read_bytes(), type=KINDS[pattern])
+
+
+class Result(msgspec.Struct):
+    numbers: list[int]
+
+
+def make(raised: BaseException | None = None, folders: list[Path] | None = None) -> Callable[..., int]:
+    """The command of a study of one option."""
+    study = Study("name", "What it is for.\n\n    an indented line", seed=3)
+    study.add("--count", type=at_least(1), default=2, help="how many")
+
+    @study.measures
+    def main(args: argparse.Namespace, logs: Path) -> Finding:
+        if folders is not None:
+            folders.append(logs)
+        if raised is not None:
+            raise raised
+        return Finding(Result([args.seed] * args.count), Table(["a"], [["b"]]), 4)
+
+    return main
+
+
+def test_a_result_goes_to_the_file_and_the_table_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main, out = make(), tmp_path / "out.json"
+    assert main(["--out", str(out)]) == 4
+    assert json.loads(out.read_text()) == {"numbers": [3, 3]}
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["|", "b", "|"]
+    assert main(["--json", "--count", "1", "--seed", "5"]) == 4
+    assert json.loads(capsys.readouterr().out) == {"numbers": [5]}
+
+
+def test_how_a_study_with_servers_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    for raised, code, said in (
+        (BenchError("the server ended"), 1, "name: the server ended\n"),
+        (KeyboardInterrupt(), 130, "interrupted; servers stopped\n"),
+    ):
+        folders: list[Path] = []
+        assert make(raised, folders)([]) == code
+        assert capsys.readouterr().err == said
+        assert not folders[0].exists()
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    main = make()
+    for words in (["--help"], ["--count", "0"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    shown = capsys.readouterr()
+    assert "    an indented line" in shown.out
+    assert "how many (default: 2)" in shown.out
+    assert "argument --count: 0: must be 1 or more" in shown.err
+
+
+ARGS = STUDY.parser.parse_args(["--model", "m"])
+
+
+def turns(ttft_s: Sequence[float], elapsed_s: float = 3.0, cpu_s: float = 4.0, cached: int = 0) -> list[Turn]:
+    """Of three clients each."""
+    return [Turn([0.5, each, 9.0], elapsed_s, cpu_s, (cached,) * 3) for each in ttft_s]
+
+
+def alternating(auto: list[Turn]) -> IdleOverhead:
+    start = Start(arm="off+auto", turns={"off": turns([2.0] * len(auto)), "auto": auto})
+    return summarize(ARGS, [start], len(auto))
+
+
+def test_modes_take_turns_and_every_other_pair_is_the_other_way_round() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def side(mode: str) -> Side:
+        def ask(prompt: list[int]) -> FirstToken:
+            asked.append((mode, prompt[0]))
+            return FirstToken(0.1 * len(asked), len(prompt), prompt[0])
+
+        return Side(mode, ask, lambda: 7.0 * len(asked))
+
+    taken = take_turns([side("off"), side("auto")], [[[1]], [[2]], [[3]]])
+    assert asked == [("off", 1), ("auto", 1), ("auto", 2), ("off", 2), ("off", 3), ("auto", 3)]
+    assert [turn.cached_tokens for turn in taken["auto"]] == [(1,), (2,), (3,)]
+    assert [turn.ttft_s[0] for turn in taken["off"]] == pytest.approx([0.1, 0.4, 0.5])
+    assert {turn.cpu_s for turn in taken["auto"]} == {7.0}
+
+
+@pytest.mark.parametrize(
+    ("auto", "ttft", "rate", "cpu", "within"),
+    [
+        (turns([2.0, 2.0]), 1.0, 1.0, 1.0, True),
+        (turns([2.04, 2.04], cpu_s=4.4), 1.02, 1.0, 1.1, False),
+        (turns([2.0, 2.0], elapsed_s=3.06), 1.0, 1 / 1.02, 1.0, False),
+    ],
+    ids=["equal turns", "a slower first token", "fewer requests per second"],
+)
+def test_either_loss_misses_the_target(auto: list[Turn], ttft: float, rate: float, cpu: float, within: bool) -> None:
+    result = alternating(auto)
+    (found,) = result.comparisons
+    assert found.name == HEADLINE
+    assert (found.ttft.value, found.rate.value, found.cpu.value) == pytest.approx((ttft, rate, cpu))
+    assert result.within_target is within
+
+
+def test_a_call_of_which_some_server_found_more_counts_for_none() -> None:
+    result = alternating([*turns([2.0]), *turns([0.1], cached=500), *turns([2.2])])
+    assert result.counted == [0, 2]
+    assert result.comparisons[0].ttft.value == pytest.approx(1.05)
+    with pytest.raises(BenchError, match="nothing counts"):
+        alternating(turns([0.1], cached=500))
+
+
+def test_the_luck_of_a_start_is_told_from_what_a_mode_costs() -> None:
+    """Servers that start second in a round are a tenth slower; `auto` costs a hundredth."""
+    starts = []
+    for number in range(4):
+        lucky, unlucky = turns([2.0, 2.0]), turns([2.2, 2.2])
+        first, second = ("off", "auto") if number % 2 == 0 else ("auto", "off")
+        starts += [Start(arm=first, round=number, turns={first: lucky})]
+        starts += [Start(arm=second, round=number, turns={second: unlucky})]
+        both = {"off": turns([2.0, 2.0]), "auto": turns([2.02, 2.02])}
+        starts += [Start(arm="off+auto", round=number, turns=both)]
+    found = {each.name: each for each in summarize(ARGS, starts, 2).comparisons}
+    one, between = found[HEADLINE].ttft, found["auto / off, between starts"].ttft
+    assert (one.low, one.value, one.high, one.n) == pytest.approx((1.01, 1.01, 1.01, 4))
+    assert found["auto / off, between starts"].ttft_by_start == pytest.approx([1.1, 1 / 1.1] * 2)
+    assert between.low == pytest.approx(1 / 1.1)
+    assert between.high == pytest.approx(1.1)
+    assert found["off / off, start to start"].ttft_by_start == pytest.approx([1.1, 1 / 1.1, 1.1])
+
+
+TOP = ({1: -0.5, 2: -0.5001, 3: -4.0}, {4: -0.1, 5: -3.0})
+
+
+def answer(tokens: list[int], tops: tuple[dict[int, float], ...]) -> dict[str, Any]:
+    """As `/generate` has it."""
+    places = [[[value, token, None] for token, value in top.items()] for top in tops]
+    chosen = [[top.get(token, -9.0), token, None] for token, top in zip(tokens, tops, strict=True)]
+    return {"meta_info": {"output_token_logprobs": chosen, "output_top_logprobs": places}}
+
+
+def shifted(top: dict[int, float], token: int, by: float) -> dict[int, float]:
+    return {**top, token: top[token] + by}
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (answer([1, 4], TOP), None),
+        (answer([1, 4], (shifted(TOP[0], 3, TOLERANCE / 2), TOP[1])), None),
+        (answer([2, 9], (TOP[0], {9: -0.1, 8: -1.0})), None),
+        (answer([3, 9], (TOP[0], {9: -0.1, 8: -1.0})), "3 instead of 1"),
+        (answer([1, 4], (TOP[0], shifted(TOP[1], 5, 2 * TOLERANCE))), "token 1: log-probability of 5"),
+        (answer([1, 4], (TOP[0], {4: -0.1, 6: -2.9})), "token 1: log-probability of"),
+        (answer([1, 4], (shifted(TOP[0], 3, float("nan")), TOP[1])), "token 0: log-probability of 3"),
+        (answer([1], TOP[:1]), "1 tokens, stock has 2"),
+    ],
+)
+def test_rounding_is_told_from_another_answer(found: dict[str, Any], says: str | None) -> None:
+    told = difference(answer([1, 4], TOP), found)
+    assert (told is None) == (says is None)
+    assert (says or "") in (told or "")
+
+
+def test_a_seed_gives_the_same_requests_and_all_of_their_kinds() -> None:
+    drawn, again = (
+        [request for number, session in enumerate(played) for request in requests(session, number, 5)]
+        for played in (islice(sessions(load_encoder(None), 5), 50) for _ in range(2))
+    )
+    assert drawn == again
+    assert {request.fault for request in drawn} == set(Fault)
+    assert any(request.is_compared for request in drawn)
+    assert {(request.cache_salt, request.extra_key) for request in drawn} > {(None, None), (None, "key-a")}
+    assert all(request.rid.count("-") == 3 for request in drawn)
+    assert len({request.rid for request in drawn}) == len(drawn)
+
+
+def test_a_soak_is_clean_where_nothing_is_wrong_and_the_controls_were_found() -> None:
+    fields: dict[str, Any] = dict.fromkeys(Soak.__struct_fields__, 0) | {
+        "environment": capture_environment(),
+        "memory": Memory(after_warm_up=100.0, at_end=101.0),
+        "control": Control(stale_rows=5, mismatches=8, num_mismatches=8),
+    }
+    assert Soak(**fields).is_clean
+    unfound = [Control(stale_rows=n, mismatches=m, num_mismatches=8) for n, m in ((0, 8), (5, 7))]
+    wrong = [{name: 1} for name in ("mismatches", "leaks", "stale_rows", "failures")]
+    for changed in (*wrong, *({"control": control} for control in unfound)):
+        assert not Soak(**{**fields, **changed}).is_clean
