@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -49,13 +51,7 @@ def publish(index: ContentIndex, *parts: Tokens, namespace: object = "a") -> Non
 
 
 def plan_of(
-    index: ContentIndex,
-    *parts: Tokens,
-    namespace: object = "a",
-    prefix_len: int = 0,
-    end: int | None = None,
-    options: PlanOptions | None = None,
-    resolve: Resolver = all_resident,
+    index: ContentIndex, *parts: Tokens, namespace: object = "a", resolve: Resolver = all_resident, **how: Any
 ) -> Plan:
     """A plan, each run of which is proved equal to its donor token by token."""
     prompt = join(*parts)
@@ -64,8 +60,8 @@ def plan_of(
         assert path.namespace == namespace, "no path of another namespace is even asked for"
         return resolve(path, end)
 
-    plan = index.plan(namespace, prompt, prefix_len=prefix_len, end=end, options=options, resolve=resolve_own)
-    at = prefix_len
+    plan = index.plan(namespace, prompt, resolve=resolve_own, **{"prefix_len": 0, **how})
+    at = plan.prefix_len
     for run in plan.runs:
         assert at <= run.target_start < run.target_end < len(prompt)
         donor = run.donor.tokens(run.donor_end)[run.donor_start :]
@@ -126,8 +122,6 @@ class Rows:
     def evict(self, namespace: object, path: Tokens, length: int) -> None:
         """Everything that goes on from the first `length` rows of a path."""
         stem = self.name(namespace, path, length)[1]
-        self.computed = {
-            row: own
-            for row, own in self.computed.items()
-            if row[0] != namespace or row[2] < length or not row[1].startswith(stem)
-        }
+        for row in list(self.computed):
+            if row[0] == namespace and row[2] >= length and row[1].startswith(stem):
+                del self.computed[row]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.cases.case import Span
 from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.record import Donors, Experiment, Probe
@@ -66,18 +67,7 @@ class StandIn:
         return recorded(prefix=self.prefix, hits=hits, positions=len(asked.gold) + 1, vocab=self.vocab)
 
 
-def recorded(
-    spliced: Sequence[tuple[int, int]] = (),
-    *,
-    prefix: int = 0,
-    hits: int | None = None,
-    positions: int = 1,
-    vocab: int = 200,
-) -> Recorded:
+def recorded(spliced: Sequence[Span] = (), *, prefix=0, hits=None, positions=1, vocab=200) -> Recorded:
     """A recorded request whose logits are 0; its chunk hit is what was spliced, where `hits` does not say otherwise."""
-    return Recorded(
-        logits=np.zeros((positions, vocab), dtype=np.float32),
-        spliced=list(spliced),
-        prefix_hit_tokens=prefix,
-        chunk_hit_tokens=sum(end - start for start, end in spliced) if hits is None else hits,
-    )
+    hits = sum(end - start for start, end in spliced) if hits is None else hits
+    return Recorded(np.zeros((positions, vocab), np.float32), list(spliced), prefix, hits)

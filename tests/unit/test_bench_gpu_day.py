@@ -116,15 +116,9 @@ def test_the_page_lists_every_figure_beside_its_command() -> None:
 
 def test_a_record_of_a_card_fills_its_figures_and_a_dry_run_none(tmp_path: Path) -> None:
     for is_dry in (True, False):
-        record = Record(
-            item="runs",
-            status="ok",
-            is_dry=is_dry,
-            wall_s=1.0,
-            stand_ins=[],
-            environment=capture_environment(),
-            found=Found(figures={"run_3000": 5.5, "run_6000": 9.0}),
-        )
+        found = Found(figures={"run_3000": 5.5, "run_6000": 9.0})
+        ran = {"item": "runs", "status": "ok", "is_dry": is_dry, "wall_s": 1.0, "stand_ins": []}
+        record = Record(**ran, environment=capture_environment(), found=found)
         write_json(tmp_path / file_name("runs"), record)
         table = markdown_table(figure_table(read_records(tmp_path)))
         assert ("5.50 x, met" in table, "9.00 x, missed" in table) == (not is_dry, not is_dry)

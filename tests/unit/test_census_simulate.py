@@ -26,14 +26,9 @@ _RNG = np.random.default_rng(7)
 TEXTS = [_RNG.integers(2, 1000, size).tolist() for size in (1, 3, 30, 60, 90)]
 TEXTS.append([*TEXTS[-1][:40], 1, *TEXTS[-1][41:]])
 
-CALLS = st.lists(
-    st.tuples(
-        st.lists(st.lists(st.integers(0, len(TEXTS) - 1), max_size=2), min_size=1, max_size=4),
-        st.integers(0, len(TEXTS) - 1),
-    ),
-    min_size=1,
-    max_size=8,
-)
+NUMBERS = st.integers(0, len(TEXTS) - 1)
+MESSAGES = st.lists(st.lists(NUMBERS, max_size=2), min_size=1, max_size=4)
+CALLS = st.lists(st.tuples(MESSAGES, NUMBERS), min_size=1, max_size=8)
 
 
 def texts(numbers: list[int]) -> Ids:

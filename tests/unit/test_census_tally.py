@@ -157,15 +157,8 @@ NOTHING = as_tokens([])
 
 def plan_of(donor: Ids, prompt: Ids, fields: list[tuple[int, int]]) -> Plan:
     """A run over `BODY`, which ends both."""
-    shift = len(prompt) - len(donor)
-    run = Run(
-        target_start=len(prompt) - 60,
-        target_end=len(prompt) - 1,
-        donor_start=len(prompt) - 60 - shift,
-        donor=Path("a", [as_tokens(donor)]),
-        seam_len=0,
-        context=Context.CHANGED,
-    )
+    places = {"target_start": len(prompt) - 60, "target_end": len(prompt) - 1, "donor_start": len(donor) - 60}
+    run = Run(**places, donor=Path("a", [as_tokens(donor)]), seam_len=0, context=Context.CHANGED)
     return Plan(prefix_len=50, end=len(prompt), runs=(run,), changed_fields=tuple(fields))
 
 

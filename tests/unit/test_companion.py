@@ -72,13 +72,9 @@ def test_recovery_of_the_prompts_is_the_summarys(payload: Payload) -> None:
         cells = json.loads((RESULTS / name / "summary.json").read_text())["cells"]
         for arm in ("in_place", "notes"):
             (cell,) = (cell for cell in cells if (cell["group"], cell["arm"]) == ("all", arm))
-            told = [
-                outcome.recovery
-                for prompt in payload.edits.prompts
-                if (outcome := prompt.outcomes[number].get(arm)) is not None
-                and outcome.recovery is not None
-                and any(other.spliced for other in prompt.outcomes[number].values())
-            ]
+            outcomes = [prompt.outcomes[number] for prompt in payload.edits.prompts]
+            counted = [each[arm] for each in outcomes if arm in each and any(o.spliced for o in each.values())]
+            told = [outcome.recovery for outcome in counted if outcome.recovery is not None]
             assert len(told) == cell["n"]
             assert fmean(told) == pytest.approx(cell["recovery"]["value"])
 

@@ -1,16 +1,19 @@
-"""The guard of changed fields: what is computed behind one, which donors come first, and how often rows are renewed."""
+"""The guard of changed fields: what is computed behind one, how often rows are renewed; and words in token ids."""
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
 from core_builders import plan_of, spans
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, as_tokens
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens
 from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import Context, DropReason, Plan, PlanOptions
 
@@ -267,3 +270,66 @@ def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() ->
         assert not behind or not taken[len(new) - TAIL :].any(), seed
         num_runs += len(behind)
     assert num_runs > 4_000
+
+
+PIECES = [" alpha", "alpha", "Alpha", " al", "pha", " the", "18", *'":, .\n1827s_']
+WORDS = Lexicon(PIECES)
+
+
+def cut(text: str) -> Tokens:
+    """The text in tokens, the longest first."""
+    found = re.findall("|".join(sorted(map(re.escape, PIECES), key=len, reverse=True)), text)
+    assert "".join(found) == text
+    return as_tokens([PIECES.index(piece) for piece in found])
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "num_places"),
+    [
+        ("alpha", "alpha alpha\nAlpha", 3),
+        ("alpha", '"alpha":alpha', 2),
+        ("alpha", "alphas", 0),
+        ("alpha", "salpha", 0),
+        ("18:27", " 18:27.", 1),
+        ("18:27", "18:271", 0),
+        ("18:27", "18:2 7", 0),
+        ("18", "18 18:27 118 181 18.", 2),
+        ("7", "1,7 7,", 1),
+        ("8", "1.8", 0),
+        ("alpha_18", " alpha_18\n", 1),
+    ],
+)
+def test_a_word_is_found_as_it_stands_in_the_text(word: str, text: str, num_places: int) -> None:
+    assert len(WORDS.find([word], cut(text))[word]) == num_places
+
+
+@given(st.lists(st.integers(0, len(PIECES) - 1), max_size=40).map(as_tokens))
+def test_places_agree_with_a_search_of_the_text(tokens: Tokens) -> None:
+    text = WORDS.text(tokens).casefold()
+    (places,) = WORDS.find(["alpha"], tokens).values()
+    assert len(places) == len(re.findall(r"(?<![^\W_])alpha(?![^\W_])", text))
+
+
+def test_words_of_a_span_are_whole() -> None:
+    tokens = cut("the\n".replace("the", " the") + '"alpha_18:27", alpha')
+    at = tokens.tolist().index(PIECES.index("18"))
+    assert list(WORDS.words(tokens, at, at + 1)) == ["alpha_18:27"]
+    at = tokens.tolist().index(PIECES.index("alpha"))
+    assert list(WORDS.words(tokens, at, at + 1)) == ["alpha_18:27", "alpha"]
+    assert WORDS.words(tokens, at, at) == {}
+
+
+def test_a_word_is_found_in_other_tokens_and_unknown_ids_have_no_text() -> None:
+    split = as_tokens([PIECES.index(" al"), PIECES.index("pha")])
+    assert WORDS.find(["alpha"], split) == {"alpha": [0]}
+    tokens = as_tokens([1, 10_000, 1])
+    assert WORDS.text(tokens) == "alphaalpha"
+    assert WORDS.find(["alpha"], as_tokens([10_000, 1])) == {"alpha": [1]}
+
+
+def test_a_vocabulary_may_grow() -> None:
+    lexicon = Lexicon()
+    assert lexicon.find(["beta"], as_tokens([0, 1])) == {"beta": []}
+    lexicon.extend([" beta", "\n"])
+    assert lexicon.find(["beta"], as_tokens([0, 1])) == {"beta": [0]}
+    assert lexicon.line_end(as_tokens([0, 1, 0]), 0, 3) == 1

@@ -46,34 +46,24 @@ pieces = st.tuples(
 ).map(lambda piece: SOURCES[piece[0]][piece[1] : piece[1] + piece[2]])
 prompts = st.lists(pieces, min_size=1, max_size=4).map(np.concatenate)
 namespaces = st.sampled_from(["a", "b", ("a", None)])
+SIZES = {"seam_tokens": (0, 4), "min_run_tokens": (1, 40), "min_spliced_tokens": (1, 100), "tail_tokens": (0, 120)}
+CONTEXTS = {"foreign_tokens": (0, 120), "unseen_percent": (0, 100), "near_unseen_percent": (0, 100)}
+BOUNDS = {**SIZES, **CONTEXTS, "near_tokens": (0, 400), "max_misfits": (0, 40)}
+COSTS = {
+    "gap_us": [0.0, 10.0, 60.0],
+    "request_us": [0.0, 100.0],
+    "floor_us": [0.0, 200.0],
+    "gap_floor_us": [0.0, 300.0],
+}
+policies = {name: st.integers(*bounds) for name, bounds in BOUNDS.items()}
+costs = {name: st.sampled_from(choices) for name, choices in COSTS.items()}
 options = st.builds(
     PlanOptions,
-    policy=st.none()
-    | st.builds(
-        partial(msgspec.structs.replace, CONFIG),
-        seam_tokens=st.integers(0, 4),
-        min_run_tokens=st.integers(1, 40),
-        tail_tokens=st.integers(0, 120),
-        min_spliced_tokens=st.integers(1, 100),
-        foreign_tokens=st.integers(0, 120),
-        unseen_percent=st.integers(0, 100),
-        near_tokens=st.integers(0, 400),
-        near_unseen_percent=st.integers(0, 100),
-        max_misfits=st.integers(0, 40),
-    ),
+    policy=st.none() | st.builds(partial(msgspec.structs.replace, CONFIG), **policies),
     max_runs=st.none() | st.integers(0, 3),
     max_gaps=st.none() | st.integers(1, 4),
     compute_from=st.none() | st.integers(0, 500),
-    cost=st.none()
-    | st.builds(
-        CostModel,
-        computed_token_us=st.just(1.5),
-        spliced_token_us=st.just(0.5),
-        gap_us=st.sampled_from([0.0, 10.0, 60.0]),
-        request_us=st.sampled_from([0.0, 100.0]),
-        floor_us=st.sampled_from([0.0, 200.0]),
-        gap_floor_us=st.sampled_from([0.0, 300.0]),
-    ),
+    cost=st.none() | st.builds(partial(CostModel, computed_token_us=1.5, spliced_token_us=0.5), **costs),
     num_before=st.sampled_from([0, 0, 150]),
 )
 

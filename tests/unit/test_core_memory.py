@@ -75,16 +75,12 @@ def fill(kind: str, config: CoreConfig | None = None) -> ContentIndex:
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
-def test_the_estimate_is_what_is_allocated(kind: str) -> None:
+def test_the_estimate_is_what_is_allocated_and_bounds_it(kind: str) -> None:
+    """With room for all, and with eviction all the time."""
     index, num_bytes = traced(lambda: fill(kind))
     assert num_bytes / FACTOR <= index.stats().num_bytes <= num_bytes * FACTOR
     if kind in LONG_ENOUGH:
         assert num_bytes <= BYTES_PER_TOKEN * index.stats().num_tokens
-
-
-@pytest.mark.parametrize("kind", WORKLOADS)
-def test_the_bound_in_bytes_bounds_what_is_allocated(kind: str) -> None:
-    """With eviction all the time."""
     config = CoreConfig(seam_tokens=1, tail_tokens=0, max_index_bytes=200_000)
     index, num_bytes = traced(lambda: fill(kind, config))
     assert index.stats().num_evicted_tokens > 0

@@ -101,11 +101,8 @@ def test_a_cut_is_the_furthest_that_the_budget_allows(plan: Plan, budget: int, p
         assert end == plan.end
         return
     computed = {p for a, b in plan.gaps for p in range(a, b)}
-    fits = [
-        stop
-        for stop in range(plan.prefix_len + 1, plan.end + 1)
-        if len([p for p in computed if p < stop]) <= max(budget, 1) and stop % page_size == 0
-    ]
+    stops = [stop for stop in range(plan.prefix_len + 1, plan.end + 1) if stop % page_size == 0]
+    fits = [stop for stop in stops if len([p for p in computed if p < stop]) <= max(budget, 1)]
     assert end == (max(fits) if fits else min(plan.end, plan.prefix_len + page_size))
 
 

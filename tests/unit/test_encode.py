@@ -56,6 +56,7 @@ def _metaspace() -> Any:
     return tokenizer
 
 
+Folders = Callable[..., str]
 TOKENIZERS: dict[str, Callable[[], Any]] = {"byte_level": _byte_level, "metaspace": _metaspace}
 
 
@@ -75,17 +76,11 @@ def make_folder(folder: Path, template: object, kind: str = "byte_level") -> str
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], str]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """Folders by template and kind of tokenizer, each made once."""
     root = tmp_path_factory.mktemp("models")
-    made: dict[tuple[str, str], str] = {}
-
-    def get(template: str, kind: str = "byte_level") -> str:
-        if (template, kind) not in made:
-            made[template, kind] = make_folder(root / template / kind, TEMPLATES[template], kind)
-        return made[template, kind]
-
-    return get
+    made = cache(lambda template, kind: make_folder(root / template / kind, TEMPLATES[template], kind))
+    return lambda template, kind="byte_level": made(template, kind)
 
 
 def make_call(*contents: str, answer: str | None = None, **fields: object) -> Call:
@@ -118,8 +113,8 @@ contents_strategy = st.lists(texts_strategy, min_size=1, max_size=5)
 @pytest.mark.parametrize("kind", sorted(TOKENIZERS))
 @pytest.mark.parametrize("template", ["chatml", "headers", "plain", "inst"])
 @given(contents=contents_strategy, answer=contents_strategy)
-def test_ids_are_those_of_the_whole_text(
-    folders: Callable[[str, str], str], template: str, kind: str, contents: list[str], answer: list[str]
+def test_ids_are_those_of_the_text(
+    folders: Folders, template: str, kind: str, contents: list[str], answer: list[str]
 ) -> None:
     """Cutting at added tokens and keeping stretches changes nothing, whatever the contents are made of."""
     from tokenizers import Tokenizer
@@ -140,7 +135,7 @@ def test_ids_are_those_of_the_whole_text(
 
 
 @pytest.mark.parametrize("template", ["chatml", None])
-def test_a_prompt_goes_on_where_the_path_before_it_ended(folders: Callable[[str], str], template: str | None) -> None:
+def test_a_prompt_goes_on_where_the_path_before_it_ended(folders: Folders, template: str | None) -> None:
     encoder = load_encoder(template and folders(template))
     first = encoder.encode(make_call("Where is the quick fox?", answer="Over there."))
     second = encoder.encode(make_call("Where is the quick fox?", "Over there.", "Thanks, fox."))
@@ -166,7 +161,7 @@ def test_every_id_has_its_text(tmp_path: Path, kind: str) -> None:
     assert any(text.startswith(" ") and text.strip() for text in encoder.texts), "a space in front belongs to the token"
 
 
-def test_an_answer_is_not_the_beginning_of_a_text(folders: Callable[[str, str], str]) -> None:
+def test_an_answer_is_not_the_beginning_of_a_text(folders: Folders) -> None:
     """SentencePiece would give a space to what it takes for the beginning of everything."""
     from tokenizers import Tokenizer
 
@@ -184,7 +179,7 @@ def test_a_path_ends_with_the_token_that_ends_the_turn(tmp_path: Path) -> None:
     assert encoded.text(len(encoded.tokens), len(encoded.path)) == "fox<|im_end|>"
 
 
-def test_text_of_single_tokens(folders: Callable[[str], str]) -> None:
+def test_text_of_single_tokens(folders: Folders) -> None:
     """A token's text has its spaces; a character of several tokens belongs to the first."""
     encoded = load_encoder(folders("plain")).encode(make_call("over the lazy 龍"))
     texts = [encoded.text(at, at + 1) for at in range(len(encoded.tokens))]
@@ -202,7 +197,7 @@ IN_CHATML = [
 ]
 
 
-def test_parts_are_the_messages_with_what_opens_and_closes_them(folders: Callable[[str], str]) -> None:
+def test_parts_are_the_messages_with_what_opens_and_closes_them(folders: Folders) -> None:
     call = make_call("the quick brown fox", "over the lazy dog", "ok")
     system = ("template", "<|im_start|>system\nBe good.<|im_end|>\n")
     assert part_texts(load_encoder(folders("chatml")).encode(call)) == [system, *IN_CHATML]
@@ -233,7 +228,7 @@ WITH_TOOLS: dict[str, Any] = {
 }
 
 
-def test_a_template_that_shows_tools_is_given_them(folders: Callable[[str], str]) -> None:
+def test_a_template_that_shows_tools_is_given_them(folders: Folders) -> None:
     encoder = load_encoder(folders("tools"))
     encoded = encoder.encode(make_call(**WITH_TOOLS))
     assert part_texts(encoded) == [
@@ -247,7 +242,7 @@ def test_a_template_that_shows_tools_is_given_them(folders: Callable[[str], str]
     assert '"type": "function"' not in whole_text(without)
 
 
-def test_a_template_that_drops_tools_is_given_text(folders: Callable[[str], str]) -> None:
+def test_a_template_that_drops_tools_is_given_text(folders: Folders) -> None:
     encoder = load_encoder(folders("chatml"))
     encoded = encoder.encode(make_call(**WITH_TOOLS, completion=WITH_TOOLS["messages"][1]))
     assert part_texts(encoded) == [
@@ -269,7 +264,7 @@ PARTS: list[Any] = [
 
 
 @pytest.mark.parametrize("template", [None, "chatml", "tools"])
-def test_content_of_parts_is_joined_and_images_are_counted(folders: Callable[[str], str], template: str | None) -> None:
+def test_content_of_parts_is_joined_and_images_are_counted(folders: Folders, template: str | None) -> None:
     encoder = load_encoder(None if template is None else folders(template))
     encoded = encoder.encode(make_call(messages=[{"role": "user", "content": PARTS}]))
     joined = "the quick[image_url]fox" if template == "tools" else "the quick [image_url] fox"
@@ -277,7 +272,7 @@ def test_content_of_parts_is_joined_and_images_are_counted(folders: Callable[[st
     assert encoder.notes == ("1 images or other parts that are no text count as one short placeholder each",)
 
 
-def test_a_template_that_refuses_names_session_and_call(folders: Callable[[str], str]) -> None:
+def test_a_template_that_refuses_names_session_and_call(folders: Folders) -> None:
     encoder = load_encoder(folders("inst"))
     two_users = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     refusal = r"session 's', call 3: the chat template of .* refuses .*roles must alternate"

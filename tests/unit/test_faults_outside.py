@@ -119,12 +119,10 @@ def test_a_subfolder_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeyp
     with pytest.raises(TraceError, match=r"closed: cannot be read: .*Permission denied"):
         list(load(tmp_path / "logs"))
 
-
-def test_a_file_in_a_folder_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path, **__: object) -> object:
+    def refuse_all(_: Path, **__: object) -> object:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(Path, "stat", refuse_all)
     with pytest.raises(TraceError, match=r"'closed/a\.jsonl': cannot be read: .*Permission denied"):
         load("closed/a.jsonl")
 

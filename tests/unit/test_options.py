@@ -16,24 +16,17 @@ from sglang_pic.core import MOST_REUSE, PRESETS, CoreConfig, ReusePolicy, with_p
 from sglang_pic.errors import ConfigError
 
 
-@pytest.mark.parametrize("custom_params", [None, {}, {"thinking_budget": 3}, {"pic": None}, {"pic": {}}])
-def test_absent_options_are_the_defaults(custom_params: object) -> None:
-    assert parse_options(custom_params) == RequestOptions(mode=None, overrides={})
-
-
-def test_options_are_read() -> None:
+def test_options_are_read_and_absent_ones_are_the_defaults() -> None:
+    for absent in (None, {}, {"thinking_budget": 3}, {"pic": None}, {"pic": {}}):
+        assert parse_options(absent) == RequestOptions(mode=None, overrides={})
     assert parse_options({"pic": {"mode": "off"}}).mode is Mode.OFF
     assert parse_options({"pic": {"mode": "auto"}}).mode is Mode.AUTO
     server = CoreConfig(sink_tokens=7, tail_tokens=100)
     assert parse_options({"pic": {}}).policy(server) is server
     assert parse_options({"pic": {"seam_tokens": 8}}).policy(server) == replace(server, seam_tokens=8)
     assert parse_options({"pic": {"tail_tokens": 64}}).policy(server) == replace(server, tail_tokens=64)
-
-
-def test_pins_and_skills_are_read() -> None:
-    assert parse_options({"pic": {"pin": "A.b_c-9", "skills": "near"}}) == RequestOptions(
-        pin="A.b_c-9", skills=Skills.NEAR
-    )
+    pin = parse_options({"pic": {"pin": "A.b_c-9", "skills": "near"}})
+    assert pin == RequestOptions(pin="A.b_c-9", skills=Skills.NEAR)
     assert parse_options(NEAR["custom_params"]).skills is Skills.NEAR, "what the client sends"
     assert parse_options({"pic": {"unpin": "a" * 128, "pin": None, "skills": "far"}}) == RequestOptions(unpin="a" * 128)
 

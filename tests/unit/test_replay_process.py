@@ -82,14 +82,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
-            self.reply(200, {"data": [{"id": "fake", "max_model_len": self.fake.context_len}]})
-        elif self.path == "/model_info" and self.fake.sglang:
-            self.reply(200, {"model_path": "fake"})
-        elif self.path == "/server_info" and self.fake.sglang:
-            self.reply(200, {"version": "0.5.23"})
-        else:
-            self.reply(404, {"detail": "Not Found"})
+        told: dict[str, object] = {"/v1/models": {"data": [{"id": "fake", "max_model_len": self.fake.context_len}]}}
+        if self.fake.sglang:
+            told |= {"/model_info": {"model_path": "fake"}, "/server_info": {"version": "0.5.23"}}
+        self.reply(200 if self.path in told else 404, told.get(self.path, {"detail": "Not Found"}))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -59,14 +59,10 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
+FIDELITY = [f"fidelity-{name}" for name in ("edits", "grid", "opendevin-defaults", "qa")]
 KEPT: dict[str, Callable[[Path], object]] = {
-    "demo": write_all,
-    "demo-opendevin-sample": write_all,
-    "off-equals-stock": write_all,
-    "fidelity-edits": write_report,
-    "fidelity-grid": write_report,
-    "fidelity-opendevin-defaults": write_report,
-    "fidelity-qa": write_report,
+    **dict.fromkeys(("demo", "demo-opendevin-sample", "off-equals-stock"), write_all),
+    **dict.fromkeys(FIDELITY, write_report),
     "tune-miniswe-clock": write_tune,
 }
 

@@ -15,13 +15,8 @@ from sglang_pic.route.policy import Balancer, Route
 from sglang_pic.route.sketch import SAMPLE_EVERY, Sketched, cut, salted
 
 _SERVERS = st.sampled_from(["a", "b", 3])
-_CHANGES = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(["add", "remove"]), _SERVERS, st.lists(st.integers(0, 60), max_size=40)),
-        st.tuples(st.just("forget"), _SERVERS, st.just(None)),
-    ),
-    max_size=30,
-)
+_NAMED = st.tuples(st.sampled_from(["add", "remove"]), _SERVERS, st.lists(st.integers(0, 60), max_size=40))
+_CHANGES = st.lists(_NAMED | st.tuples(st.just("forget"), _SERVERS, st.just(None)), max_size=30)
 
 
 @given(changes=_CHANGES, spread=st.sampled_from([1, 0x9E3779B97F4A7C15]))

@@ -363,7 +363,11 @@ def test_a_gateway_that_is_gone_is_told_and_others_pass_through(gateway: StandIn
     assert (models.text, models.headers["x-kept"], models.headers["content-length"]) == ("models", "yes", "6")
     status = asyncio.run(send("/status")).json()
     assert {each["is_there"] for each in status["servers"].values()} == {True}
-    sidecar._client = httpx.AsyncClient(transport=httpx.MockTransport(_refuse))
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    sidecar._client = httpx.AsyncClient(transport=httpx.MockTransport(refuse))
     (answer,) = ask(sidecar, prompt(1))
     assert (answer.status_code, "gateway" in answer.text) == (502, True)
 
@@ -390,7 +394,3 @@ def test_a_client_that_leaves_takes_its_request_along(sidecar: Router) -> None:
     assert (response.status_code, ended) == (499, ["aborted"])
     assert sidecar._counts["steered"] == 1
     assert all(sidecar.fleet.balancer.outstanding(server) == 0 for server in sidecar.fleet.balancer.servers)
-
-
-def _refuse(request: httpx.Request) -> httpx.Response:
-    raise httpx.ConnectError("refused", request=request)

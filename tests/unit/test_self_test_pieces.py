@@ -88,9 +88,7 @@ def test_one_bad_prompt_is_enough_for_keys_and_the_mean_counts_for_kl() -> None:
     rows = torch.tensor([[GOOD, GOOD, NAIVE, GOOD], [GOOD, bad, NAIVE, GOOD]], dtype=torch.float64)
     (reason,) = judge_prompts(rows, LIMITS, dtype=torch.bfloat16, seconds=0.0).reasons
     assert reason.startswith("keys of reordered blocks")
-
-
-def test_every_dtype_of_rows_has_limits() -> None:
+    # Every dtype of rows has limits.
     for dtype in spliced_prompts.MOVED_KL_LIMITS:
         measured = torch.tensor([[GOOD, GOOD, NAIVE, GOOD]], dtype=torch.float64) / 10
         assert judge_prompts(measured, LIMITS, dtype=dtype, seconds=0.0).passed
@@ -215,11 +213,9 @@ def test_plans_of_the_default_settings_splice_most_of_each_block(name: str) -> N
 
 
 def test_shifts_are_near_and_far_and_never_nothing() -> None:
-    shifts = [
-        abs(run.shift)
-        for prompt, donor in donors_of(prompts_of("words"))
-        for run in donor.plan(len(prompt.tokens), POLICY, max_gaps=32).runs
-    ]
+    donors = donors_of(prompts_of("words"))
+    plans = [donor.plan(len(prompt.tokens), POLICY, max_gaps=32) for prompt, donor in donors]
+    shifts = [abs(run.shift) for plan in plans for run in plan.runs]
     assert 0 < min(shifts) < 100
     assert max(shifts) >= 6_000
 

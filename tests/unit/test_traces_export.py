@@ -24,17 +24,13 @@ def test_blocks_have_ids_in_common_where_prompts_begin_alike() -> None:
     encoder = load_encoder(None)
     prompts = [encoder.encode(call).tokens.tolist() for session in load("sample:agents") for call in session.calls()]
     assert [row["input_length"] for row in rows] == list(map(len, prompts))
+    # An id is a beginning of a prompt, and each beginning has one.
+    named: dict[int, list[int]] = {}
     for row, prompt in zip(rows, prompts, strict=True):
-        for other, earlier in zip(rows, prompts, strict=True):
-            ends = [min(at + block, len(prompt)) for at in range(0, len(prompt), block)]
-            alike = [
-                prompt[:end] == earlier[:end] and end == min(-(-end // block) * block, len(earlier)) for end in ends
-            ]
-            shared = [
-                number < len(other["hash_ids"]) and one == other["hash_ids"][number]
-                for number, one in enumerate(row["hash_ids"])
-            ]
-            assert shared == alike
+        assert len(row["hash_ids"]) == -(-len(prompt) // block)
+        for number, one in enumerate(row["hash_ids"], start=1):
+            assert named.setdefault(one, prompt[: number * block]) == prompt[: number * block]
+    assert len(named) == len({tuple(prefix) for prefix in named.values()}) < sum(len(row["hash_ids"]) for row in rows)
 
 
 def test_a_session_begins_at_a_moment_and_goes_on_after_pauses() -> None:

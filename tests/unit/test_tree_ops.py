@@ -71,16 +71,8 @@ def build(drafts: list[Draft], seq_lens: list[int], topk: int, num_steps: int, m
         torch.empty(batch * num_nodes, dtype=torch.long),
         *(index, next_token, next_sibling),
     )
-    tree_ops.build_tree(
-        torch.tensor([draft.parent_list for draft in drafts]),
-        torch.tensor([draft.candidates for draft in drafts]),
-        torch.tensor(seq_lens),
-        *tree,
-        topk,
-        num_steps,
-        num_nodes,
-        mode,
-    )
+    given = ([draft.parent_list for draft in drafts], [draft.candidates for draft in drafts], seq_lens)
+    tree_ops.build_tree(*map(torch.tensor, given), *tree, topk, num_steps, num_nodes, mode)
     return tree
 
 
@@ -217,13 +209,8 @@ def test_distributions_keep_their_likeliest_tokens(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     probs = torch.rand(5, 20, generator=generator).softmax(-1)
     top_ks, top_ps = torch.tensor([1, 3, 20, 1 << 30, 7]), torch.tensor([0.05, 0.5, 1.0, 0.9, 0.3])
-    for row, k, p, by_k, by_p in zip(
-        probs,
-        top_ks.tolist(),
-        top_ps.tolist(),
-        *(tree_ops.renorm_top_k(probs, top_ks), tree_ops.renorm_top_p(probs, top_ps)),
-        strict=True,
-    ):
+    renormed = (tree_ops.renorm_top_k(probs, top_ks), tree_ops.renorm_top_p(probs, top_ps))
+    for row, k, p, by_k, by_p in zip(probs, top_ks.tolist(), top_ps.tolist(), *renormed, strict=True):
         order = sorted(range(20), key=lambda token: -float(row[token]))
         few, total = [], 0.0
         for token in order:

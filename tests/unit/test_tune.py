@@ -215,11 +215,8 @@ def test_calls_behind_changed_fields_have_a_test_of_their_own(loss: float, numbe
         drawn=tuple(drawn),
         changed=tuple(changed[at] for at in range(0, 60, 60 // number)),
     )
-    probes = [
-        probe(arm="careful", prompt=name, forced_kl=kl, forced_agreement=1.0)
-        for names, kl in ((drawn, 2e-3), (about.changed, loss))
-        for name in names
-    ]
+    measured = [(name, 2e-3) for name in drawn] + [(name, loss) for name in about.changed]
+    probes = [probe(arm="careful", prompt=name, forced_kl=kl, forced_agreement=1.0) for name, kl in measured]
     judge = Judge(about, 0.01, probes)
     rung = judge.judge("careful")
     assert (rung.verdict, rung.sessions, rung.changed) == (verdict, 30, number // 2)
