@@ -1,16 +1,19 @@
-"""When the CPU platform takes part, and when it leaves a machine to SGLang."""
+"""The CPU platform: when it takes part, and speculative decoding's trees and slots against slow references."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sglang_pic import platform
-from sglang_pic.platform import torchvision_shim
+from sglang_pic.platform import slot_ops, torchvision_shim, tree_ops
 
 Patch = pytest.MonkeyPatch
 
@@ -108,3 +111,276 @@ def test_memory_that_others_take_while_ranks_start_ends_no_server(monkeypatch: p
     monkeypatch.delenv("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK")
     cpu._share_machine(2)
     bootstrap._check_tp_memory_balance(**found)
+
+
+_FULL_MASK, _OWN_MASK = 0, 1
+"""SGLang's `TreeMaskMode`."""
+
+
+class Draft(NamedTuple):
+    """What SGLang's draft hands over for one tree, and the tree as paths of candidates from the root."""
+
+    parent_list: list[int]
+    candidates: list[int]
+    paths: list[tuple[int, ...]]
+    """Of each node; the root's is empty."""
+
+
+def draw_draft(data: st.DataObject, topk: int, num_steps: int, num_nodes: int) -> Draft:
+    """A draft that keeps `topk` branches at random in every step, as SGLang numbers them."""
+    paths: dict[int, tuple[int, ...]] = {}
+    parent_list, alive = [-1], [()]
+    first = 0
+    for step in range(num_steps):
+        grown = {first + i * topk + k: path for i, path in enumerate(alive) for k in range(topk)}
+        paths |= {candidate: (*path, candidate) for candidate, path in grown.items()}
+        kept = sorted(grown) if step == 0 else data.draw(st.permutations(sorted(grown)))[:topk]
+        if step < num_steps - 1:
+            parent_list += kept
+        alive = [paths[candidate] for candidate in kept]
+        first += len(grown)
+    chosen: set[int] = set()
+    while len(chosen) < num_nodes - 1:
+        open_ = [c for c, path in paths.items() if c not in chosen and set(path[:-1]) <= chosen]
+        chosen.add(data.draw(st.sampled_from(open_)))
+    candidates = sorted(chosen)
+    return Draft(parent_list, candidates, [(), *(paths[candidate] for candidate in candidates)])
+
+
+def draw_drafts(data: st.DataObject, topk: int, num_steps: int) -> list[Draft]:
+    """A batch, whose drafts have as many nodes each."""
+    num_nodes = data.draw(st.integers(2, min(9, topk + (num_steps - 1) * topk * topk + 1)))
+    return [draw_draft(data, topk, num_steps, num_nodes) for _ in range(data.draw(st.integers(1, 3)))]
+
+
+class Tree(NamedTuple):
+    """What `build_tree` writes."""
+
+    mask: torch.Tensor
+    positions: torch.Tensor
+    index: torch.Tensor
+    next_token: torch.Tensor
+    next_sibling: torch.Tensor
+
+
+def build(drafts: list[Draft], seq_lens: list[int], topk: int, num_steps: int, mode: int) -> Tree:
+    """The operator over a batch, with buffers as SGLang makes them."""
+    num_nodes, batch = len(drafts[0].paths), len(drafts)
+    width = sum(seq_lens) if mode == _FULL_MASK else 0
+    index, next_token, next_sibling = torch.full((3, batch, num_nodes), -1)
+    tree = Tree(
+        torch.ones(num_nodes * (width + num_nodes * batch), dtype=torch.bool),
+        torch.empty(batch * num_nodes, dtype=torch.long),
+        *(index, next_token, next_sibling),
+    )
+    given = ([draft.parent_list for draft in drafts], [draft.candidates for draft in drafts], seq_lens)
+    tree_ops.build_tree(*map(torch.tensor, given), *tree, topk, num_steps, num_nodes, mode)
+    return tree
+
+
+def children(paths: list[tuple[int, ...]], node: int) -> list[int]:
+    """Nodes one step further than a node."""
+    return [other for other, path in enumerate(paths) if path and path[:-1] == paths[node]]
+
+
+@given(data=st.data(), topk=st.integers(1, 4), num_steps=st.integers(1, 4), mode=st.sampled_from([0, 1]))
+def test_trees_are_linked_as_their_paths_say(data: st.DataObject, topk: int, num_steps: int, mode: int) -> None:
+    drafts = draw_drafts(data, topk, num_steps)
+    num_nodes, seq_lens = len(drafts[0].paths), [data.draw(st.integers(1, 5)) for _ in drafts]
+    tree = build(drafts, seq_lens, topk, num_steps, mode)
+    start = 0
+    for number, (draft, seq_len) in enumerate(zip(drafts, seq_lens, strict=True)):
+        prefix_len = seq_len if mode == _FULL_MASK else 0
+        end = start + num_nodes * (prefix_len + num_nodes)
+        rows = tree.mask[start:end].view(num_nodes, -1).tolist()
+        start = end
+        for node, path in enumerate(draft.paths):
+            seen = [set(other) <= set(path) for other in draft.paths]
+            assert rows[node] == [True] * prefix_len + seen
+            assert tree.positions[number * num_nodes + node] == seq_len + len(path)
+            assert tree.index[number, node] == number * num_nodes + node
+            own = children(draft.paths, node)
+            linked = [int(tree.next_token[number, node])]
+            while linked[-1] != -1:
+                linked.append(int(tree.next_sibling[number, linked[-1]]))
+            assert linked == [*own, -1]
+    assert start == tree.mask.numel()
+
+
+def test_a_node_whose_parent_was_not_chosen_is_not_reached() -> None:
+    """Its own token was certain, so that it is as likely as its parent and may win the tie."""
+    # Candidates 0 and 1 of the first step; 2 and 3 behind 0, 4 and 5 behind 1. Candidate 4's parent is left out.
+    draft = Draft([-1, 0, 1], [0, 4], [(), (0,), (1, 4)])
+    tree = build([draft], [3], 2, 2, _OWN_MASK)
+    assert tree.next_token.tolist() == [[1, -1, -1]]
+    assert tree.next_sibling.tolist() == [[-1, -1, -1]]
+    assert tree.mask.view(3, 3).tolist() == [[True, False, False], [True, True, False], [True, False, True]]
+
+
+@given(data=st.data(), topk=st.integers(1, 3), num_steps=st.integers(1, 3))
+def test_a_tree_is_found_again_in_its_mask(data: st.DataObject, topk: int, num_steps: int) -> None:
+    """NGRAM hands over masks alone."""
+    drafts = draw_drafts(data, topk, num_steps)
+    seq_lens = [data.draw(st.integers(1, 5)) for _ in drafts]
+    built = build(drafts, seq_lens, topk, num_steps, _OWN_MASK)
+    shape = built.index.shape
+    found = Tree(built.mask, torch.zeros(shape.numel(), dtype=torch.long), *torch.zeros(3, *shape).long())
+    tree_ops.reconstruct_tree(built.mask, torch.tensor(seq_lens), *found[1:], *shape)
+    for part, expected in zip(found, built, strict=True):
+        assert torch.equal(part, expected)
+
+
+def draw_batch(data: st.DataObject, vocab_size: int) -> tuple[list[Draft], Tree, torch.Tensor]:
+    """Drafts, their trees, and the tokens of their nodes: those of one parent differ."""
+    topk, num_steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    drafts = draw_drafts(data, topk, num_steps)
+    tokens = torch.zeros(len(drafts), len(drafts[0].paths), dtype=torch.long)
+    for number, draft in enumerate(drafts):
+        for node in range(len(draft.paths)):
+            own = children(draft.paths, node)
+            for child, token in zip(own, data.draw(st.permutations(range(vocab_size))), strict=False):
+                tokens[number, child] = token
+    return drafts, build(drafts, [1] * len(drafts), topk, num_steps, _OWN_MASK), tokens
+
+
+def outputs(tokens: torch.Tensor, drafts: list[Draft]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`predicts`, `accept_index` and `accept_token_num` as SGLang makes them."""
+    longest = 1 + max(len(path) for draft in drafts for path in draft.paths)
+    return (
+        torch.zeros(tokens.numel(), dtype=torch.int32),
+        torch.full((len(drafts), longest), -1, dtype=torch.int32),
+        torch.empty(len(drafts), dtype=torch.int32),
+    )
+
+
+@given(data=st.data())
+def test_greedy_verification_keeps_the_path_that_the_target_takes(data: st.DataObject) -> None:
+    drafts, tree, tokens = draw_batch(data, vocab_size=4)
+    target = torch.tensor([data.draw(st.integers(0, 3)) for _ in range(tokens.numel())]).view_as(tokens)
+    predicts, kept, num_kept = outputs(tokens, drafts)
+    tree_ops.verify_tree_greedy(predicts, kept, num_kept, tokens, *tree[2:], target)
+    num_nodes = tokens.shape[1]
+    for number, draft in enumerate(drafts):
+        path = [0]
+        while right := [c for c in children(draft.paths, path[-1]) if tokens[number, c] == target[number, path[-1]]]:
+            path.append(right[0])
+        first = number * num_nodes
+        assert kept[number].tolist() == [first + node for node in path] + [-1] * (kept.shape[1] - len(path))
+        assert num_kept[number] == len(path) - 1
+        assert [int(predicts[first + node]) for node in path] == [int(target[number, node]) for node in path]
+
+
+TWO_CHILDREN = Draft([-1], [0, 1], [(), (0,), (1,)])
+
+
+def test_sampled_answers_are_distributed_as_without_speculation() -> None:
+    """Over all draws from a grid, the first token has the target's distribution, whatever the draft guessed."""
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]])
+    # The root's children have the tokens 1 and 3.
+    tree, tokens = build([TWO_CHILDREN], [1], 2, 1, _OWN_MASK), torch.tensor([[0, 1, 3]])
+    counts = torch.zeros(4)
+    grid = (torch.arange(40) + 0.5) / 40
+    for draw in grid:
+        for last in grid:
+            predicts, kept, num_kept = outputs(tokens, [TWO_CHILDREN])
+            coins = torch.tensor([[draw, 0.5, 0.5]])
+            tree_ops.verify_tree_sampling(
+                *(predicts, kept, num_kept, tokens, *tree[2:], coins, last[None], probs[None], torch.zeros(1, 3, 4))
+            )
+            assert int(num_kept) == int(predicts[0] in (1, 3))
+            counts[predicts[0]] += 1
+    assert torch.allclose(counts / counts.sum(), probs[0], atol=0.01)
+
+
+def test_a_certain_child_is_kept_and_an_impossible_one_is_not() -> None:
+    """At the ends of the range of draws, too."""
+    tree = build([TWO_CHILDREN], [1], 2, 1, _OWN_MASK)
+    probs = torch.tensor([[[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]])
+    for draw in (0.0, 1 - 2**-24):
+        coins = (torch.full((1, 3), draw), torch.tensor([draw]), probs, torch.zeros_like(probs))
+        for tokens, path, answer in (([0, 3, 2], [0, 2], [2, 0, 0]), ([0, 3, 1], [0, -1], [2, 0, 0])):
+            candidates = torch.tensor([tokens])
+            predicts, kept, num_kept = outputs(candidates, [TWO_CHILDREN])
+            tree_ops.verify_tree_sampling(predicts, kept, num_kept, candidates, *tree[2:], *coins)
+            assert kept.tolist() == [path]
+            assert predicts.tolist() == answer
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_distributions_keep_their_likeliest_tokens(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    probs = torch.rand(5, 20, generator=generator).softmax(-1)
+    top_ks, top_ps = torch.tensor([1, 3, 20, 1 << 30, 7]), torch.tensor([0.05, 0.5, 1.0, 0.9, 0.3])
+    renormed = (tree_ops.renorm_top_k(probs, top_ks), tree_ops.renorm_top_p(probs, top_ps))
+    for row, k, p, by_k, by_p in zip(probs, top_ks.tolist(), top_ps.tolist(), *renormed, strict=True):
+        order = sorted(range(20), key=lambda token: -float(row[token]))
+        few, total = [], 0.0
+        for token in order:
+            if total < p:
+                few.append(token)
+            total += float(row[token])
+        for kept, got in ((order[:k], by_k), (few, by_p)):
+            expected = torch.zeros(20)
+            expected[kept] = row[kept] / row[kept].sum()
+            assert torch.allclose(got, expected, atol=1e-6)
+
+
+_ROWS, _WIDTH = 5, 16
+
+
+def page_table() -> torch.Tensor:
+    """Every entry is another slot."""
+    return torch.randperm(_ROWS * _WIDTH, generator=torch.Generator().manual_seed(0)).view(_ROWS, _WIDTH).int()
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """A row, a start and an end for each request of a batch; no two share a row."""
+    rows = draw(st.permutations(range(_ROWS)))[: draw(st.integers(1, _ROWS))]
+    ends = [(row, draw(st.integers(0, _WIDTH))) for row in rows]
+    return [(row, draw(st.integers(0, end)), end) for row, end in ends]
+
+
+@given(spans())
+def test_slots_of_spans_are_read_and_written_one_by_one(batch: list[tuple[int, int, int]]) -> None:
+    rows, starts, ends = (torch.tensor(column) for column in zip(*batch, strict=True))
+    table = page_table()
+    expected = [int(table[row, place]) for row, start, end in batch for place in range(start, end)]
+    assert slot_ops.slots_between(rows, table, starts, ends, len(batch), 0, "cpu").tolist() == expected
+    written = page_table()
+    fresh = torch.arange(1000, 1000 + len(expected) + 3)
+    slot_ops.assign_slots(rows, written, starts, ends, fresh, len(batch))
+    slots = iter(fresh.tolist())
+    for row, start, end in batch:
+        for place in range(start, end):
+            table[row, place] = next(slots)
+    assert torch.equal(written, table)
+
+
+@given(st.lists(st.tuples(st.integers(0, _ROWS - 1), st.integers(0, 7)), min_size=1, max_size=4), st.integers(1, 3))
+def test_a_draft_writes_behind_each_sequence(batch: list[tuple[int, int]], topk: int) -> None:
+    rows, seq_lens = (torch.tensor(column) for column in zip(*batch, strict=True))
+    table, num_cols = page_table(), 3
+    out = torch.zeros(len(batch) * topk * num_cols, dtype=torch.long)
+    slot_ops.draft_slots(rows, table, seq_lens, out, topk, num_cols)
+    assert out.tolist() == [int(table[r, n + i]) for r, n in batch for i in range(topk * num_cols)]
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_kept_nodes_are_packed_and_their_last_token_goes_on(batch: list[list[bool]]) -> None:
+    """Trees of four nodes, of which the root and some others are kept."""
+    paths = [[0, *(node + 1 for node, is_kept in enumerate(tree) if is_kept)] for tree in batch]
+    size, width = len(paths) * 4, 4
+    slots = torch.randperm(size, generator=torch.Generator().manual_seed(1))
+    index = torch.tensor([[4 * i + node for node in path] + [-1] * (4 - len(path)) for i, path in enumerate(paths)])
+    lengths = torch.tensor([len(path) for path in paths])
+    packed, front, last = (torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long), lengths.clone())
+    slot_ops.accepted_slots(index, slots, packed, size)
+    slot_ops.front_slots(lengths, slots, front)
+    kept = [int(slots[4 * i + node]) for i, path in enumerate(paths) for node in path]
+    assert packed.tolist() == kept + [0] * (size - len(kept))
+    leading = [int(slots[4 * i + node]) for i, path in enumerate(paths) for node in range(len(path))]
+    assert front.tolist() == leading + [0] * (size - len(leading))
+    tokens = torch.arange(100, 100 + size)
+    slot_ops.bonus_tokens(tokens, lengths, last, width, len(paths))
+    assert last.tolist() == [100 + width * i + len(path) - 1 for i, path in enumerate(paths)]
