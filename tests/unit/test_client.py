@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from sglang_pic.cli import main
 from sglang_pic.client import AsyncSkills, Message, Receipt, Skills, compose, edit
 from sglang_pic.errors import ConfigError, ServerError
 
+httpx = pytest.importorskip("httpx")
 HOWS = ["erratum", "field+erratum", "hoist"]
 
 _words = st.text(alphabet='ab:"= \\.{}é', max_size=6)

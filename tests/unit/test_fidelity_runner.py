@@ -226,7 +226,6 @@ class Cache(StandIn):
         self.passes[-1].append((key, arm.name, len(tokens)))
 
 
-Patch = pytest.MonkeyPatch
 Pairs = AbstractSet[tuple[str, str]]
 Serve = Callable[..., list[Probe]]
 

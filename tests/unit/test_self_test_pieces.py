@@ -18,7 +18,6 @@ from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.checks import spliced_prompts
 from sglang_pic.runtime.checks.spliced_prompts import Outcome, PromptPass, judge_prompts, measure_prompt
-from sglang_pic.runtime.divergence import kl_and_differs
 from sglang_pic.runtime.splice import Splicer
 
 LIMITS = spliced_prompts.OperatorLimits(kl_nats=1.0, key_error=0.5)
@@ -135,15 +134,6 @@ def test_divergence_is_that_of_the_spliced_from_the_full_distribution() -> None:
     assert kl == pytest.approx(float((p * (p / q).log()).sum()))
     assert differs == float(p.argmax() != q.argmax())
     assert rows.measure(rows.logits + 3)[:2] == pytest.approx([0, 0], abs=1e-7), "a constant changes nothing"
-
-
-def test_tokens_that_are_ruled_out_add_nothing_unless_it_is_wrong() -> None:
-    def kl(logits: list[float], other: list[float]) -> float:
-        return kl_and_differs(torch.tensor(logits), torch.tensor(other))[0].item()
-
-    assert kl([1, 2, -math.inf], [2, 1, -math.inf]) == pytest.approx(kl([1, 2], [2, 1]))
-    assert kl([1.0, 2.0], [1.0, -math.inf]) == math.inf
-    assert math.isnan(kl([1.0, 2.0], [1.0, math.nan]))
 
 
 def test_what_is_not_a_number_fails_and_is_still_json() -> None:
