@@ -1,4 +1,4 @@
-"""The GPU benchmarks on a CPU: what is wrong is not timed; a machine with torch alone runs the day; what is recorded."""
+"""The GPU benchmarks on a CPU: what is wrong is not timed; a machine with torch alone runs the day, and its records."""
 
 from __future__ import annotations
 
