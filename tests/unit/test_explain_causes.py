@@ -109,6 +109,17 @@ def test_answer_that_came_back_changed() -> None:
     assert found.cause is Cause.ANSWER
 
 
+def test_compaction_keeps_a_tail() -> None:
+    turns = [prose(20 + n, 300) for n in range(12)]
+    system = prose(19)
+    first = chat(system, *turns[:10])
+    grown = chat(system, *turns[:10], "ok", turns[11])
+    summary = chat(system, f"A summary of it all: {prose(50, 120)}", "ok", turns[11], "ok", "and now?")
+    found = diagnose(call_of(first), call_of(grown, index=1), call_of(summary, index=2))[2]
+    assert found.cause is Cause.COMPACTION
+    assert found.num_lost > 200
+
+
 def test_other_agent_and_other_task() -> None:
     code = prose(30, 200)
     writer = call_of(chat(f"You are the writer. {prose(31)}", code), agent="writer")
