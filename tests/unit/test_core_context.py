@@ -91,8 +91,8 @@ def aligner(donor: list[Tokens], prompt: list[Tokens]) -> tuple[Aligner, Node]:
 def align(donor: list[Tokens], prompt: list[Tokens], block: Tokens = END) -> tuple[Context, list[tuple[int, int, int]]]:
     """Context of `block` at the end of both, and each field as length before and span now."""
     old_len, new_len = (sum(map(len, parts)) for parts in (donor, prompt))
-    found, leaf = aligner([*donor, block], [*prompt, block])
-    found = found.align(leaf, new_len, new_len - old_len)
+    known, leaf = aligner([*donor, block], [*prompt, block])
+    found = known.align(leaf, new_len, new_len - old_len)
     return found.context, [(len(field.old), *field.new) for field in found.fields]
 
 
