@@ -8,7 +8,7 @@ from math import gcd
 import torch
 from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import RopeParams, splice_mha, splice_mla
-from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
+from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from torch import Tensor
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -63,6 +63,20 @@ def pages(num_pages: int, page_size: int, shift: int, *, seed: int = 0) -> Slots
     rows = (order[:, None] * page_size + torch.arange(page_size)).view(2, -1)
     shifts = torch.full((num_pages * page_size,), shift)
     return Slots(2 * num_pages * page_size, rows[0].contiguous(), rows[1].contiguous(), shifts)
+
+
+SLOTS = {
+    "one token": scattered(1, torch.tensor([5])),
+    "two spans, two shifts": spans([40, 70], [12, -9]),
+    "a span that does not move": spans([50, 33, 40], [0, 7, 0]),
+    "short spans": spans([3, 1, 7, 31], [4, 4, -4, 0]),
+    "short and long spans": spans([3, 64, 2, 45, 1], [1, 2, 3, 3, 0]),
+    "one long span": spans([3000], [1021]),
+    "scattered, one shift": scattered(77, torch.full((77,), -13)),
+    "scattered, a shift each": scattered(77, torch.arange(77) - 30),
+    "pages of 16": pages(5, 16, 48),
+}
+FAR = scattered(60, torch.tensor([MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT, MAX_TESTED_SHIFT - 1] * 20, dtype=torch.int32))
 
 
 def random_rows(shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> Tensor:

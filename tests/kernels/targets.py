@@ -60,6 +60,9 @@ TARGETS = [
     pytest.param(Target("reference", "cuda"), id="reference-gpu", marks=pytest.mark.gpu),
     pytest.param(Target("triton", "cuda"), id="triton-gpu", marks=pytest.mark.gpu),
 ]
+on_cpu = pytest.mark.parametrize("target", TARGETS[:4], indirect=True)
+"""For a test with `target` that takes too much memory of a device; addresses are computed as in the interpreter."""
+
 FUSED_TARGETS = [
     pytest.param(INTERPRETER, id="triton", marks=_needs_triton),
     pytest.param(Target("triton", "cuda"), id="triton-gpu", marks=pytest.mark.gpu),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pic_kernels import Backend, Choice, LayerBuffers, choose_mha, choose_mla, splice_mla
+from pic_kernels import Backend, Choice, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mla
 from pic_kernels.backend import choose_backend
 from splice_cases import make_rope
 from targets import INTERPRETER, load_kernels
@@ -40,35 +40,39 @@ def test_a_device_that_is_no_nvidia_gpu_runs_in_torch_and_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "rope", "reason"),
+    ("rows", "rope", "offset", "reason"),
     [
-        (_rows(10), ROPE, "rows of 40 bytes do not start at multiples of 16 bytes"),
-        (_rows(12, dtype=torch.bfloat16), ROPE, "rows of 24 bytes"),
-        (LayerBuffers([torch.zeros(33)[1:].view(4, 1, 8)]), ROPE, "in every layer"),
-        (LayerBuffers([torch.zeros(2, 4, 9)]), PAIRED, "pairs start at odd dimensions: offset 0 in rows of 9"),
+        (_rows(10), ROPE, 0, "rows of 40 bytes do not start at multiples of 16 bytes"),
+        (_rows(12, dtype=torch.bfloat16), ROPE, 0, "rows of 24 bytes"),
+        (LayerBuffers([torch.zeros(33)[1:].view(4, 1, 8)]), ROPE, 0, "in every layer"),
+        (LayerBuffers([torch.zeros(2, 4, 9)]), PAIRED, 0, "pairs start at odd dimensions: offset 0 in rows of 9"),
+        (_rows(12), PAIRED, 3, "offset 3"),
     ],
 )
-def test_the_gate_names_what_it_does_not_cover(
-    rows: LayerBuffers, rope: object, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gate_names_what_it_does_not_cover(rows: LayerBuffers, rope: RopeParams, offset: int, reason: str) -> None:
     pytest.importorskip("triton")
     with INTERPRETER.active(), pytest.raises(ValueError, match=reason):
-        choose_mla(rows, rope, rope_offset=0)  # type: ignore[arg-type]
+        choose_mla(rows, rope, rope_offset=offset)
 
 
-def test_values_are_looked_at_too() -> None:
-    pytest.importorskip("triton")
-    with INTERPRETER.active(), pytest.raises(ValueError, match="rows of 24 bytes"):
-        choose_mha(_rows(), _rows(6), ROPE)
-
-
-def test_an_odd_offset_of_interleaved_pairs_is_not_covered() -> None:
+def test_values_are_looked_at_too_and_halves_may_start_anywhere() -> None:
     pytest.importorskip("triton")
     with INTERPRETER.active():
+        with pytest.raises(ValueError, match="rows of 24 bytes"):
+            choose_mha(_rows(), _rows(6), ROPE)
         assert choose_mla(_rows(12), PAIRED, rope_offset=2).backend is Backend.TRITON
         assert choose_mla(_rows(12), ROPE, rope_offset=3).backend is Backend.TRITON
-        with pytest.raises(ValueError, match="offset 3"):
-            choose_mla(_rows(12), PAIRED, rope_offset=3)
+
+
+def test_buffers_are_kept_where_they_were() -> None:
+    """A tensor that its owner points elsewhere leaves the table of addresses, and the memory it names, as they were."""
+    buffer = torch.arange(32.0).view(4, 1, 8)
+    layers = LayerBuffers([buffer])
+    address = layers.addresses.tolist()
+    buffer.set_(torch.zeros(4, 1, 8))
+    del buffer
+    assert [each.data_ptr() for each in layers] == address
+    assert layers[0].sum() == 31 * 16
 
 
 def test_compiled_kernels_refuse_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

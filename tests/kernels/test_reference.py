@@ -1,13 +1,20 @@
-"""The references against float64: what every other implementation is measured by."""
+"""The references against float64, which every other implementation is measured by; and what the fused kernels compute
+with: exact angles, every rounding, the bits of shift 0."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
+from pic_kernels import RopeParams, reference, splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from pic_kernels.reference.rotate import rotate
 from splice_cases import bits_of, make_rope, random_rows
+from targets import Target, fused
 
 SHIFTS = (1, -1, 17, 4_095, -30_000, MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT)
 
@@ -27,16 +34,6 @@ def test_rotation_agrees_with_rows_computed_at_the_target(dtype: torch.dtype, is
         assert relative_l2(moved, fresh) <= ROTATE_REL_L2[dtype]
 
 
-@pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
-def test_shift_zero_returns_the_same_bits(dtype: torch.dtype) -> None:
-    """Also where arithmetic would not: signed zeros, infinities, NaN."""
-    rows = random_rows((4, 2, 8), dtype)
-    rows[0, 0, :4] = torch.tensor([-0.0, torch.inf, -torch.inf, torch.nan]).to(dtype)
-    for is_neox in (True, False):
-        turned = rotate(rows, torch.zeros(4, dtype=torch.int32), make_rope(8, is_neox=is_neox))
-        assert torch.equal(bits_of(turned), bits_of(rows))
-
-
 def test_fp8_saturates() -> None:
     """A pair at the edge of e4m3 turns past it: 448 + 448 at 45 degrees is 634."""
     rope = make_rope(2, is_neox=True)
@@ -44,3 +41,84 @@ def test_fp8_saturates() -> None:
     turned = rotate(rows, torch.tensor([-1, 1, 2]), rope).to(torch.float32)
     assert turned.isfinite().all()
     assert turned.abs().max() == 448.0
+
+
+@given(frequency=st.floats(1e-9, 50.0), shift=st.integers(-(2**24), 2**24))
+@settings(max_examples=300)
+def test_turns_times_the_shift_is_the_angle(frequency: float, shift: int) -> None:
+    """Modulo one turn, to what float64 itself keeps of an angle of this size."""
+    rope = RopeParams(torch.tensor([frequency], dtype=torch.float64), 2, True)
+    wrapped = int(rope.turns) * shift % 2**64 / 2**64
+    exact = frequency * shift / math.tau
+    error = abs(wrapped - exact) % 1.0
+    assert min(error, 1.0 - error) <= abs(shift) * 2.0**-64 + 1e-15 * max(1.0, abs(exact))
+
+
+def _moved(target: Target, rows: torch.Tensor, shifts: torch.Tensor, rope: RopeParams) -> torch.Tensor:
+    """`rows` `[n, 1, dim]` after a splice by `shifts` on the target."""
+    n = rows.shape[0]
+    pool = torch.cat((rows, torch.zeros_like(rows))).to(target.device)
+    slots = torch.arange(2 * n, device=target.device)
+    rope = rope.to(target.device)
+    splice_mla([pool], slots[:n], slots[n:], shifts.to(target.device), rope, rope_offset=0)
+    return pool[n:].cpu()
+
+
+@fused
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("farthest", [1_000, MAX_TESTED_SHIFT, 2**24])
+def test_cosines_and_sines_are_float32s_own(target: Target, is_neox: bool, farthest: int) -> None:
+    """Twenty times better than the tolerance, at shifts of any size: what is left is the rounding of float32."""
+    rope = make_rope(128, is_neox=is_neox, base=500_000.0)
+    shifts = torch.randint(-farthest, farthest, (64,), generator=torch.Generator().manual_seed(farthest))
+    rows = random_rows((64, 1, 128), torch.float32)
+    assert relative_l2(_moved(target, rows, shifts, rope), exact_turn(rows, shifts, rope)) <= 1e-7
+
+
+@fused
+@pytest.mark.parametrize("quarters", [1, 2, 3, -1])
+def test_quarter_turns_permute_without_error(target: Target, quarters: int) -> None:
+    """cos and sin of a quarter turn are exactly 0 and 1, in every quadrant."""
+    rope = RopeParams(torch.tensor([math.pi / 2] * 4, dtype=torch.float64), 8, True)
+    rows = random_rows((6, 1, 8), torch.float32)
+    a, b = rows[..., :4], rows[..., 4:]
+    expected = [(a, b), (-b, a), (-a, -b), (b, -a)][quarters % 4]
+    assert torch.equal(_moved(target, rows, torch.full((6,), quarters), rope), torch.cat(expected, dim=-1))
+
+
+@fused
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float16], ids=str)
+def test_every_rounding_is_torchs(target: Target, dtype: torch.dtype, is_neox: bool) -> None:
+    """All pairs of FP8 values, subnormals and the largest among them, turned by an eighth: a carry, a saturation or a
+    subnormal that went wrong is many codes off, a cosine one bit off moves a tie in ten thousand by one."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[(codes & 0x7F) != 0x7F]  # NaN apart: the interpreter reads it as 480
+    values = codes.view(torch.float8_e4m3fn).to(torch.float32)
+    pairs = torch.cartesian_prod(values, values)[: 254 * 252].view(-1, 1, 252, 2)
+    rows = (pairs.transpose(2, 3) if is_neox else pairs).flatten(2).contiguous().to(dtype)
+    # FP8 has its own rounding in the interpreter, the others less of it: a part of the pairs will do.
+    rows = torch.nn.functional.pad(rows.to(torch.float32), (0, 8)).to(dtype)[:: 2 if dtype.itemsize == 1 else 8]
+    rope = RopeParams(torch.full((252,), math.pi / 4), 504, is_neox)
+    shifts = torch.ones(rows.shape[0], dtype=torch.int64)
+    both = torch.cat((rows, rows))
+    slots = torch.arange(both.shape[0])
+    reference.splice_mla([both], slots[: len(rows)], slots[len(rows) :], shifts, rope, rope_offset=0)
+    got, want = (bits_of(each).to(torch.int32) for each in (_moved(target, rows, shifts, rope), both[len(rows) :]))
+    differ = got != want
+    assert differ.to(torch.float32).mean() <= 2e-3
+    # Around zero a last bit may cross the sign: compare magnitudes there.
+    limit = 1 if dtype == torch.float8_e4m3fn else 2
+    far = differ & ((got - want).abs() > limit) & (both[len(rows) :].to(torch.float32).abs() > 1e-4)
+    assert not far.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_shift_zero_keeps_every_bit(target: Target, dtype: torch.dtype) -> None:
+    """In every implementation; also where arithmetic would not: signed zeros, infinities, NaN with a payload."""
+    rows = torch.arange(256, dtype=torch.uint8).repeat(2).view(8, 1, 64).view(dtype)
+    rows = rows.reshape(-1, 1, rows.shape[2])
+    for is_neox in (True, False):
+        rope = make_rope(rows.shape[2], is_neox=is_neox)
+        moved = _moved(target, rows, torch.zeros(rows.shape[0], dtype=torch.int32), rope)
+        assert torch.equal(bits_of(moved), bits_of(rows))

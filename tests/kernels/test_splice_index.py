@@ -6,18 +6,13 @@ import pytest
 import torch
 from pic_kernels import LayerBuffers, RopeParams, splice_index
 from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, split_pages
-from pic_kernels.numerics import INDEX_REL_L2, MAX_TESTED_SHIFT, relative_l2
-from splice_cases import Slots, make_rope, pages, scattered, spans
-from targets import Target, free_memory, load_kernels
+from pic_kernels.numerics import INDEX_REL_L2, relative_l2
+from splice_cases import FAR, SLOTS, Slots, make_rope, pages
+from targets import Target, free_memory, load_kernels, on_cpu
 from torch import Tensor
 
-SLOTS = {
-    "spans": spans([40, 3, 70], [12, 1, -9]),
-    "a span that does not move": spans([50, 33], [0, 7]),
-    "scattered": scattered(77, torch.arange(77) - 30),
-    "pages": pages(3, 64, 48),
-    "far": scattered(60, torch.tensor([MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT] * 30, dtype=torch.int32)),
-}
+NAMED = ("short and long spans", "a span that does not move", "scattered, a shift each")
+CASES = {**{name: SLOTS[name] for name in NAMED}, "pages": pages(3, 64, 48), "far": FAR}
 FORMS = {"mixed": (True, True), "interleaved": (False, False), "mixed, interleaved": (False, True)}
 """Pairs of halves or of neighbours, and whether the Hadamard transform follows; the first is DeepSeek-V3.2 on CUDA, the
 second GLM-5."""
@@ -50,10 +45,10 @@ def make_pages(slots: Slots, layers: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", SLOTS)
+@pytest.mark.parametrize("case", CASES)
 def test_a_moved_key_is_the_one_computed_there(target: Target, case: str, form: str) -> None:
     """In two layers, at positions up to 140,000; all else keeps its bytes, and so does a key with shift 0."""
-    slots, (is_neox, is_mixed) = target.sized(SLOTS[case]), FORMS[form]
+    slots, (is_neox, is_mixed) = target.sized(CASES[case]), FORMS[form]
     rope, buffers = make_rope(64, is_neox=is_neox), make_pages(slots, layers=2)
     draw = torch.Generator().manual_seed(1)
     positions = torch.randint(0, 9_000, slots.src.shape, generator=draw) + slots.shifts.min().clamp(max=0).abs()
@@ -86,7 +81,7 @@ def test_a_moved_key_is_the_one_computed_there(target: Target, case: str, form: 
 
 def test_a_key_left_unturned_or_mixed_otherwise_shows() -> None:
     """The tolerance can fail: by far, where the Hadamard transform is forgotten or the shift is."""
-    slots, rope = SLOTS["pages"], make_rope(64, is_neox=True)
+    slots, rope = CASES["pages"], make_rope(64, is_neox=True)
     raw, zeros = torch.randn(len(slots.src), KEY_DIM), torch.zeros(len(slots.src), dtype=torch.int64)
     (buffer,) = make_pages(slots, layers=1)
     write(buffer, slots.src, stored(raw, zeros, rope, is_mixed=True))
@@ -96,10 +91,9 @@ def test_a_key_left_unturned_or_mixed_otherwise_shows() -> None:
         assert relative_l2(read_keys(buffer, slots.dst), there) > 0.3
 
 
+@on_cpu
 def test_offsets_beyond_32_bits(target: Target) -> None:
     """Slots whose bytes and 4-byte words are further than 2^31 from the buffer's start."""
-    if target.device != "cpu":
-        pytest.skip("takes memory on a device; addresses are computed as in the interpreter")
     num_pages = 1_050_000
     buffer = free_memory(num_pages * PAGE_BYTES).view(torch.float8_e4m3fn).view(num_pages, 1, PAGE_BYTES)
     src, dst, shifts = torch.tensor([67_199_998, 3]), torch.tensor([4, 67_199_999]), torch.tensor([9, -9])

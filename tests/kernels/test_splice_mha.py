@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -12,32 +12,20 @@ from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import LayerBuffers, RopeParams, Source, splice_mha, splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from splice_cases import (
+    FAR,
+    SLOTS,
     Slots,
     aligned_heads,
     bits_of,
     check_splice,
     make_buffers,
     make_rope,
-    pages,
     random_rows,
     scattered,
-    spans,
 )
-from targets import Target, free_memory, fused
+from targets import Target, free_memory, fused, on_cpu
 
 DTYPES = tuple(ROTATE_REL_L2)
-
-SLOTS = {
-    "one token": scattered(1, torch.tensor([5])),
-    "two spans, two shifts": spans([40, 70], [12, -9]),
-    "a span that does not move": spans([50, 33, 40], [0, 7, 0]),
-    "short spans": spans([3, 1, 7, 31], [4, 4, -4, 0]),
-    "short and long spans": spans([3, 64, 2, 45, 1], [1, 2, 3, 3, 0]),
-    "one long span": spans([3000], [1021]),
-    "scattered, one shift": scattered(77, torch.full((77,), -13)),
-    "scattered, a shift each": scattered(77, torch.arange(77) - 30),
-    "pages of 16": pages(5, 16, 48),
-}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -48,54 +36,39 @@ def test_slots_and_dtypes(target: Target, case: str, dtype: torch.dtype) -> None
 
 
 # Every width, layout and part together, and every number of heads with each of them.
-_LAYOUTS = [
-    ((1, 2, 5, 8)[(2 * wide + pairs + quartered) % 4], (64, 128)[wide], not pairs, (1.0, 0.5, 0.25)[quartered])
-    for wide, pairs, quartered in product(range(2), range(2), range(3))
-]
+_LAYOUTS = [*zip(product((64, 128), (True, False), (1.0, 0.5, 0.25)), cycle((1, 2, 5, 8)), strict=False)]
 
 
-@pytest.mark.parametrize(("heads", "head_dim", "is_neox", "part"), _LAYOUTS)
-def test_layouts(target: Target, heads: int, head_dim: int, is_neox: bool, part: float) -> None:
+@pytest.mark.parametrize(("layout", "heads"), _LAYOUTS)
+def test_layouts(target: Target, layout: tuple[int, bool, float], heads: int) -> None:
     """Any number of KV heads, both pair layouts, the whole head or a part of it rotary."""
+    head_dim, is_neox, part = layout
     rope = make_rope(int(head_dim * part), is_neox=is_neox)
     for case in ("short and long spans", "scattered, a shift each"):
         slots = target.sized(SLOTS[case])
         check_splice(target.device, slots, torch.bfloat16, heads, (head_dim, head_dim), rope, layers=1)
 
 
-@pytest.mark.parametrize("head_dim", [6, 10, 80, 96])
-def test_odd_sizes(target: Target, head_dim: int) -> None:
-    """Rows that are no multiple of eight bytes, and a rotary part that is no power of two."""
-    heads = aligned_heads(head_dim, torch.bfloat16) if target.is_fused else 1
-    slots = target.sized(SLOTS["short and long spans"])
-    for is_neox in (True, False):
-        rope = make_rope(head_dim - 4, is_neox=is_neox)
-        check_splice(target.device, slots, torch.bfloat16, heads, (head_dim, head_dim), rope)
+_SHORT = SLOTS["short and long spans"]
+_SHAPES = [
+    # What models have beside 64 and 128, with values of another width.
+    *((scattered(5, torch.arange(5) - 2), DTYPES, (dim, 64), dim, 1) for dim in (72, 80, 112, 192, 256)),
+    # Rows that are no multiple of eight bytes, and a rotary part that is no power of two.
+    *((_SHORT, (torch.bfloat16,), (dim, dim), dim - 4, 2) for dim in (6, 10, 80, 96)),
+    # The fused kernels move several layers in one program; the last one may have fewer.
+    *((scattered(3, torch.tensor([0, 8, -8])), (torch.bfloat16,), (32, 32), 32, layers) for layers in (1, 3, 4, 9)),
+    (FAR, DTYPES, (64, 64), 64, 2),
+]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [72, 80, 112, 192, 256])
-def test_head_dims(target: Target, head_dim: int, dtype: torch.dtype) -> None:
-    """What models have beside 64 and 128, with values of another width."""
-    slots = scattered(5, torch.arange(5) - 2)
-    for is_neox in (True, False):
-        rope = make_rope(head_dim, is_neox=is_neox)
-        check_splice(target.device, slots, dtype, 2, (head_dim, 64), rope, layers=1)
-
-
-@pytest.mark.parametrize("layers", [1, 3, 4, 9])
-def test_any_number_of_layers(target: Target, layers: int) -> None:
-    """The fused kernels move several layers in one program; the last one may have fewer."""
-    rope = make_rope(32, is_neox=True)
-    slots = scattered(3, torch.tensor([0, 8, -8]))
-    check_splice(target.device, slots, torch.bfloat16, 1, (32, 32), rope, layers=layers)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_far_shifts(target: Target, dtype: torch.dtype) -> None:
-    far = MAX_TESTED_SHIFT
-    slots = scattered(90, torch.tensor([far, -far, far - 1] * 30, dtype=torch.int32))
-    check_splice(target.device, slots, dtype, 2, (64, 64), make_rope(64, is_neox=True, base=500_000.0))
+@pytest.mark.parametrize(("slots", "dtypes", "dims", "rotary_dim", "layers"), _SHAPES)
+def test_widths_layers_and_far_shifts(
+    target: Target, slots: Slots, dtypes: tuple[torch.dtype, ...], dims: tuple[int, int], rotary_dim: int, layers: int
+) -> None:
+    for dtype, is_neox in product(dtypes, (True, False)):
+        heads = max(2, aligned_heads(dims[0], dtype)) if target.is_fused else 2
+        rope = make_rope(rotary_dim, is_neox=is_neox, base=500_000.0)
+        check_splice(target.device, target.sized(slots), dtype, heads, dims, rope, layers=layers)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -145,11 +118,10 @@ def test_empty_input_writes_nothing(target: Target) -> None:
     assert torch.equal(buffer, before)
 
 
+@on_cpu
 @pytest.mark.parametrize("is_neox", [True, False])
 def test_offsets_beyond_32_bits(target: Target, is_neox: bool) -> None:
     """Slots whose bytes, 4-byte words and elements are further than 2^31 from the buffer's start."""
-    if target.device != "cpu":
-        pytest.skip("takes memory on a device; addresses are computed as in the interpreter")
     row_bytes, slots = 64 * 256 * 2, torch.tensor([2, 70_000, 140_000, 299_000, 299_999])
     k_buffer, v_buffer = (free_memory(300_000 * row_bytes).view(torch.bfloat16).view(-1, 64, 256) for _ in range(2))
     for buffer in (k_buffer, v_buffer):
@@ -184,17 +156,17 @@ def _random_slots(draw: st.DrawFn, max_tokens: int) -> Slots:
 @given(
     slots=_random_slots(90),
     heads=st.integers(1, 5),
-    half=st.integers(1, 12),
-    rest=st.integers(0, 9),
+    sizes=st.tuples(st.integers(1, 12), st.integers(0, 9), st.integers(1, 600)),
     is_neox=st.booleans(),
     dtype=st.sampled_from(DTYPES),
 )
 def test_any_slots_shapes_and_shifts(
-    slots: Slots, heads: int, half: int, rest: int, is_neox: bool, dtype: torch.dtype
+    slots: Slots, heads: int, sizes: tuple[int, int, int], is_neox: bool, dtype: torch.dtype
 ) -> None:
-    """The CPU path over arbitrary permutations, spans, shifts and row widths."""
-    rope, dim = make_rope(2 * half, is_neox=is_neox), 2 * half + rest
-    check_splice("cpu", slots, dtype, heads, (dim, dim), rope, layers=1)
+    """The CPU path over arbitrary permutations, spans, shifts and row widths: values of one byte to kilobytes."""
+    half, rest, v_head_dim = sizes
+    rope = make_rope(2 * half, is_neox=is_neox)
+    check_splice("cpu", slots, dtype, heads, (2 * half + rest, v_head_dim), rope, layers=1)
 
 
 @fused
@@ -202,26 +174,16 @@ def test_any_slots_shapes_and_shifts(
 @given(
     # The interpreter runs a block of lanes in a millisecond.
     slots=_random_slots(24),
-    heads=st.integers(1, 2),
-    half=st.integers(1, 12),
-    rest=st.integers(0, 4),
-    v_head_dim=st.integers(1, 9),
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 12), st.integers(0, 4), st.integers(1, 9)),
     layers=st.integers(1, 5),
     is_neox=st.booleans(),
     dtype=st.sampled_from(DTYPES),
 )
 def test_any_operands_of_the_fused_kernel(
-    target: Target,
-    slots: Slots,
-    heads: int,
-    half: int,
-    rest: int,
-    v_head_dim: int,
-    layers: int,
-    is_neox: bool,
-    dtype: torch.dtype,
+    target: Target, slots: Slots, sizes: tuple[int, int, int, int], layers: int, is_neox: bool, dtype: torch.dtype
 ) -> None:
     """The same, where rows are whole 16 bytes: halves, heads and holes of any width within them."""
+    heads, half, rest, v_head_dim = sizes
     head_dim = 2 * half + (rest if is_neox else 2 * rest)
     heads *= max(aligned_heads(dim, dtype) for dim in (head_dim, v_head_dim))
     rope = make_rope(2 * half, is_neox=is_neox)

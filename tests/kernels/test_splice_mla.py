@@ -2,61 +2,69 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import splice_mla
-from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
-from splice_cases import Slots, check_splice, make_rope, pages, random_rows, scattered, spans
-from targets import HOST, Target, free_memory, fused
+from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
+from splice_cases import FAR, SLOTS, Slots, check_splice, make_rope, random_rows, scattered
+from targets import HOST, Target, free_memory, fused, on_cpu
 
-SLOTS = {
-    "spans": spans([40, 3, 70], [12, 1, -9]),
-    "a span that does not move": spans([50, 33], [0, 7]),
-    "scattered": scattered(77, torch.arange(77) - 30),
-    "pages of 16": pages(5, 16, 48),
-}
+CASES = ("short and long spans", "a span that does not move", "scattered, a shift each", "pages of 16")
 
 
 def _check(
-    target: Target, slots: Slots, dtype: torch.dtype, latent: int, rotary_dim: int, *, is_neox: bool, rest: int = 0
+    target: Target,
+    slots: Slots,
+    dtype: torch.dtype,
+    latent: int,
+    rotary_dim: int,
+    *,
+    is_neox: bool,
+    rest: int = 0,
+    heads: int = 1,
 ) -> None:
     """Rows of a latent, a rotary part and `rest` dimensions more."""
     rope, dim = make_rope(rotary_dim, is_neox=is_neox), latent + rotary_dim + rest
-    check_splice(target.device, slots, dtype, 1, (dim,), rope, rope_offset=latent)
+    check_splice(target.device, slots, dtype, heads, (dim,), rope, rope_offset=latent)
 
 
 @pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
-@pytest.mark.parametrize("case", SLOTS)
+@pytest.mark.parametrize("case", CASES)
 def test_slots_dtypes_and_layouts(target: Target, case: str, dtype: torch.dtype) -> None:
     """Every case with every dtype, and both pair layouts with each case and with each dtype."""
-    is_neox = (list(SLOTS).index(case) + list(ROTATE_REL_L2).index(dtype)) % 2 == 0
+    is_neox = (CASES.index(case) + list(ROTATE_REL_L2).index(dtype)) % 2 == 0
     _check(target, target.sized(SLOTS[case]), dtype, latent=512, rotary_dim=64, is_neox=is_neox)
 
 
 def test_far_shifts(target: Target) -> None:
-    far = scattered(60, torch.tensor([MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT] * 30, dtype=torch.int32))
     for dtype in ROTATE_REL_L2:
-        _check(target, far, dtype, latent=32, rotary_dim=64, is_neox=False)
+        _check(target, FAR, dtype, latent=32, rotary_dim=64, is_neox=False)
 
 
-@settings(max_examples=80)
+@settings(max_examples=160)
 @given(
+    way=st.sampled_from(("auto", "torch")),
     n=st.integers(1, 80),
     seed=st.integers(0, 2**16),
+    heads=st.integers(1, 4),
     latent=st.integers(0, 9),
-    half=st.integers(1, 8),
-    rest=st.integers(0, 3),
+    rotary_dim=st.integers(1, 70).map(lambda half: 2 * half),
+    rest=st.integers(0, 5),
     is_neox=st.booleans(),
     dtype=st.sampled_from(tuple(ROTATE_REL_L2)),
 )
-def test_any_offset(n: int, seed: int, latent: int, half: int, rest: int, is_neox: bool, dtype: torch.dtype) -> None:
-    """The rotary slice may begin anywhere, also where it is not aligned to anything."""
+def test_any_offset(way: str, n: int, seed: int, dtype: torch.dtype, **form: Any) -> None:
+    """The rotary slice may begin anywhere, also where it is not aligned to anything; compiled and in torch."""
     shifts = torch.randint(-3, 4, (n,), generator=torch.Generator().manual_seed(seed))
     slots = scattered(n, shifts * 5_000, seed=seed)
-    _check(HOST, slots, dtype, latent, 2 * half, is_neox=is_neox, rest=rest)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_PIC_HOST", way)
+        _check(HOST, slots, dtype, **form)
 
 
 @fused
@@ -80,10 +88,9 @@ def test_any_offset_of_the_fused_kernel(
     _check(target, slots, dtype, latent, 2 * half, is_neox=is_neox, rest=rest)
 
 
+@on_cpu
 def test_offsets_beyond_32_bits(target: Target) -> None:
     """Slots whose bytes, 4-byte words and elements are further than 2^31 from the buffer's start."""
-    if target.device != "cpu":
-        pytest.skip("takes memory on a device; addresses are computed as in the interpreter")
     rows = free_memory(8_000_000 * 1_152).view(torch.bfloat16).view(-1, 1, 576)
     src, dst, shifts = torch.tensor([7_999_998, 3]), torch.tensor([4, 7_999_999]), torch.tensor([9, -9])
     rows[src] = random_rows((2, 1, 576), torch.bfloat16)
