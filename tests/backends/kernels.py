@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import Tensor
 
 
 class Scoring(NamedTuple):
@@ -24,7 +25,7 @@ class Scoring(NamedTuple):
     """Keys before its own that a query sees; -1 for all."""
     cap: float = 0.0
     """Scores `s` become `cap * tanh(s / cap)`; 0 leaves them."""
-    sinks: torch.Tensor | None = None
+    sinks: Tensor | None = None
     """Per head, a score more that has no value."""
 
 
@@ -32,14 +33,8 @@ PLAIN: Final = Scoring()
 
 
 def attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scale: float,
-    *,
-    causal: bool,
-    scoring: Scoring = PLAIN,
-) -> torch.Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool, scoring: Scoring = PLAIN
+) -> Tensor:
     """Attention of one sequence in float64; the causal mask is aligned to the lower right, as in every kernel here.
 
     Query `[num_queries, heads, key_dim]`, keys and values `[num_keys, kv_heads, dim]`; a window counts from a query's
@@ -63,15 +58,15 @@ def attend(
 
 
 def attend_each(
-    query: torch.Tensor,
-    sequences: Iterable[tuple[slice, torch.Tensor, torch.Tensor]],
+    query: Tensor,
+    sequences: Iterable[tuple[slice, Tensor, Tensor]],
     scale: float,
     *,
-    into: torch.Tensor | None = None,
+    into: Tensor | None = None,
     **options: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """`attend` for sequences, each its queries, keys and values; a query of none is NaN, one without keys 0."""
-    out: torch.Tensor | None = None
+    out: Tensor | None = None
     for span, keys, values in sequences:
         if out is None:
             out = query.new_full((*query.shape[:2], values.shape[-1]), float("nan"))
@@ -87,25 +82,23 @@ def refuse(**options: object) -> None:
         raise NotImplementedError(f"the reference kernel cannot compute {', '.join(given)}")
 
 
-def _int32(**tensors: torch.Tensor) -> None:
+def _int32(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1:
             raise TypeError(f"{name} must be int32 and contiguous in its last dimension, is {tensor.dtype}")
 
 
-def _spans(offsets: torch.Tensor) -> Iterator[slice]:
+def _spans(offsets: Tensor) -> Iterator[slice]:
     return (slice(start, end) for start, end in itertools.pairwise(offsets.tolist()))
 
 
-def _paged(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+def _paged(cache: Tensor, table: Tensor, length: int) -> Tensor:
     """The first rows of one sequence out of `[pages, page_size, heads, dim]`."""
     num_pages = -(-length // cache.shape[1])
     return cache[table[:num_pages].long()].flatten(0, 1)[:length]
 
 
-def flash_attn_with_kvcache(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *positional: Any, **named: Any
-) -> torch.Tensor:
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *positional: Any, **named: Any) -> Tensor:
     """`sgl_kernel.flash_attn.flash_attn_with_kvcache` over a paged cache that has all keys already.
 
     With `qv` the query and the key are in two parts, the second of which is also the value (MLA).
@@ -123,7 +116,7 @@ def flash_attn_with_kvcache(
     refuse(**given)
     _int32(page_table=table, cache_seqlens=lengths, cu_seqlens_q=offsets)
 
-    def sequences() -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    def sequences() -> Iterator[tuple[slice, Tensor, Tensor]]:
         for pages, length, span in zip(table, lengths.tolist(), _spans(offsets), strict=True):
             if longest is not None and span.stop - span.start > longest:
                 raise ValueError(f"a sequence of {span.stop - span.start} queries, but max_seqlen_q={longest}")
@@ -136,6 +129,7 @@ def flash_attn_with_kvcache(
 
 # Of how a kernel works, not of what it computes.
 _HOW: Final = ("num_splits", "pack_gqa", "sm_margin")
+_STORED: Final = ("q_data_type", "kv_data_type", "non_blocking")
 
 
 @cache
@@ -146,19 +140,19 @@ def _names_behind_the_caches() -> list[str]:
 
 
 def flash_attn_varlen_func(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     **others: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """`sgl_kernel.flash_attn.flash_attn_varlen_func`: keys and values are given, not cached."""
     refuse(**{name: value for name, value in others.items() if name not in _HOW})
     _int32(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -177,9 +171,9 @@ class Wrapper:
     is_cuda_graph_enabled = False
 
     def __init__(self, *_: object, **__: object) -> None:
-        self._plan: dict[str, torch.Tensor] = {}
+        self._plan: dict[str, Tensor] = {}
 
-    def _keep(self, **tensors: torch.Tensor) -> None:
+    def _keep(self, **tensors: Tensor) -> None:
         _int32(**tensors)
         # FlashInfer copies them, and SGLang overwrites its buffers for the next batch.
         self._plan = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -193,7 +187,7 @@ class Wrapper:
             raise ValueError(f"planned for window_left={self._window}, called with {told}")
         return Scoring(told, options.pop("logits_soft_cap", None) or 0.0)
 
-    def _rows(self, i: int) -> torch.Tensor:
+    def _rows(self, i: int) -> Tensor:
         """The slots of a sequence's keys."""
         span = slice(*self._plan["kv_indptr"][i : i + 2].tolist())
         return self._plan["kv_indices"][span].long()
@@ -204,29 +198,22 @@ class PagedPrefill(Wrapper):
 
     def begin_forward(
         self,
-        qo_indptr: torch.Tensor,
-        kv_indptr: torch.Tensor,
-        kv_indices: torch.Tensor,
-        last_page_len: torch.Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        q_data_type: Any = None,
-        kv_data_type: Any = None,
-        non_blocking: bool = True,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        last_page_len: Tensor,
+        *sizes: int,
         **others: Any,
     ) -> None:
         self._window = others.pop("window_left", -1)
-        refuse(**others)
+        refuse(**{name: value for name, value in others.items() if name not in _STORED})
+        *_, page_size = sizes
         assert page_size == 1
         assert (last_page_len == 1).all()
         assert len(last_page_len) == len(qo_indptr) - 1
         self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
 
-    def forward(
-        self, q: torch.Tensor, kv: Any, causal: bool = True, sm_scale: float | None = None, **others: Any
-    ) -> torch.Tensor:
+    def forward(self, q: Tensor, kv: Any, causal: bool = True, sm_scale: float | None = None, **others: Any) -> Tensor:
         scoring = self._scoring(others)
         refuse(**others)
         rows = ((span, self._rows(i)) for i, span in enumerate(_spans(self._plan["qo_indptr"])))
@@ -235,55 +222,29 @@ class PagedPrefill(Wrapper):
         return attend_each(q, sequences, scale, causal=causal, scoring=scoring)
 
 
-class PagedDecode(Wrapper):
-    """`flashinfer.BatchDecodeWithPagedKVCacheWrapper`."""
+class PagedDecode(PagedPrefill):
+    """`flashinfer.BatchDecodeWithPagedKVCacheWrapper`: a query a sequence."""
 
-    def begin_forward(
-        self, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, last_page_len: torch.Tensor, *_: Any, **__: Any
-    ) -> None:
-        assert (last_page_len == 1).all()
-        self._keep(kv_indptr=kv_indptr, kv_indices=kv_indices)
+    def begin_forward(self, kv_indptr: Tensor, kv_indices: Tensor, last_page_len: Tensor, *_: Any, **__: Any) -> None:
+        offsets = torch.arange(len(kv_indptr), dtype=torch.int32)
+        super().begin_forward(offsets, kv_indptr, kv_indices, last_page_len, 1)
 
-    def forward(self, q: torch.Tensor, kv: Any, sm_scale: float, **others: Any) -> torch.Tensor:
-        scoring = self._scoring(others)
-        refuse(**others)
-        rows = ((slice(i, i + 1), self._rows(i)) for i in range(len(q)))
-        sequences = ((span, kv[0][slots], kv[1][slots]) for span, slots in rows)
-        return attend_each(q, sequences, sm_scale, causal=False, scoring=scoring)
+    def forward(self, q: Tensor, kv: Any, sm_scale: float, **others: Any) -> Tensor:
+        return super().forward(q, kv, causal=False, sm_scale=sm_scale, **others)
 
 
 class PagedMla(Wrapper):
     """`flashinfer.BatchMLAPagedAttentionWrapper`."""
 
-    def plan(
-        self,
-        qo_indptr: torch.Tensor,
-        kv_indptr: torch.Tensor,
-        kv_indices: torch.Tensor,
-        kv_len_arr: torch.Tensor,
-        num_heads: int,
-        head_dim_ckv: int,
-        head_dim_kpe: int,
-        page_size: int,
-        causal: bool,
-        sm_scale: float,
-        q_data_type: Any,
-        kv_data_type: Any,
-    ) -> None:
+    def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_len_arr: Tensor, *sizes: Any) -> None:
+        _heads, _latent, _rotary, page_size, self._causal, self._scale, *_dtypes = sizes
         assert page_size == 1
         assert (kv_indptr[1:] - kv_indptr[:-1]).tolist() == kv_len_arr.tolist()
-        self._causal, self._scale = causal, sm_scale
         self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
 
     def run(
-        self,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
-        ckv: torch.Tensor,
-        kpe: torch.Tensor,
-        out: torch.Tensor,
-        return_lse: bool = False,
-    ) -> torch.Tensor:
+        self, q_nope: Tensor, q_pe: Tensor, ckv: Tensor, kpe: Tensor, out: Tensor, return_lse: bool = False
+    ) -> Tensor:
         """Attention over the latent rows, which are their own values."""
         refuse(return_lse=return_lse)
         rows = ((span, self._rows(i)) for i, span in enumerate(_spans(self._plan["qo_indptr"])))
@@ -295,20 +256,20 @@ class PagedMla(Wrapper):
 def trtllm_context(
     *,
     batch_size: int,
-    seq_lens: torch.Tensor,
+    seq_lens: Tensor,
     max_q_len: int,
-    cum_seq_lens_q: torch.Tensor,
-    cum_seq_lens_kv: torch.Tensor,
+    cum_seq_lens_q: Tensor,
+    cum_seq_lens_kv: Tensor,
     causal: bool = True,
     **options: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """`flashinfer.prefill.trtllm_batch_context_with_kv_cache`."""
     if batch_size != len(seq_lens) or (cum_seq_lens_kv[1:] - cum_seq_lens_kv[:-1]).tolist() != seq_lens.tolist():
         raise ValueError("the lengths of the keys do not agree")
     return _trtllm(seq_lens, cum_seq_lens_q, max_q_len, options.pop("max_kv_len"), causal=causal, **options)
 
 
-def trtllm_decode(*, seq_lens: torch.Tensor, max_seq_len: int, **options: Any) -> torch.Tensor:
+def trtllm_decode(*, seq_lens: Tensor, max_seq_len: int, **options: Any) -> Tensor:
     """`flashinfer.decode.trtllm_batch_decode_with_kv_cache`: one query a sequence."""
     options.pop("multi_ctas_kv_counter_buffer", None)
     offsets = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
@@ -316,42 +277,18 @@ def trtllm_decode(*, seq_lens: torch.Tensor, max_seq_len: int, **options: Any) -
 
 
 def _trtllm(
-    seq_lens: torch.Tensor,
-    offsets: torch.Tensor,
-    max_q_len: int,
-    max_kv_len: int,
-    *,
-    query: torch.Tensor,
-    kv_cache: Any,
-    workspace_buffer: Any,
-    block_tables: torch.Tensor,
-    bmm1_scale: float,
-    causal: bool,
-    out: torch.Tensor | None = None,
-    out_dtype: Any = None,
-    window_left: int = -1,
-    sinks: torch.Tensor | None = None,
-    **others: Any,
-) -> torch.Tensor:
+    seq_lens: Tensor, offsets: Tensor, max_q_len: int, max_kv_len: int, *, query: Tensor, kv_cache: Any, **options: Any
+) -> Tensor:
     """Over pages of `[heads, page_size, dim]`; a `bmm2_scale` would scale the values."""
-    refuse(**others)
     if int(seq_lens.max()) > max_kv_len:
         raise ValueError(f"{int(seq_lens.max())} keys, but max_kv_len={max_kv_len}")
+    for name in ("workspace_buffer", "out_dtype"):
+        options.pop(name, None)
+    window = {"window_size": (options.pop("window_left", -1), -1)}
+    named = {"page_table": options.pop("block_tables"), "softmax_scale": options.pop("bmm1_scale")}
+    lens = {"cache_seqlens": seq_lens, "cu_seqlens_q": offsets, "max_seqlen_q": max_q_len}
     keys, values = (cache.transpose(1, 2) for cache in kv_cache)
-    return flash_attn_with_kvcache(
-        query,
-        keys,
-        values,
-        cache_seqlens=seq_lens,
-        page_table=block_tables,
-        cu_seqlens_q=offsets,
-        max_seqlen_q=max_q_len,
-        softmax_scale=bmm1_scale,
-        causal=causal,
-        window_size=(window_left, -1),
-        sinks=sinks,
-        out=out,
-    )
+    return flash_attn_with_kvcache(query, keys, values, **lens, **named, **window, **options)
 
 
 FLASHINFER = SimpleNamespace(
