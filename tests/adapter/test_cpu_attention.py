@@ -1,49 +1,40 @@
-"""The attention backend of the CPU platform against a dense float64 reference and SGLang's own `torch_native`."""
+"""The attention backend of the CPU platform against a dense float64 reference."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import torch
 from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, split_pages
+from torch import Tensor
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_chosen, attend_decode, attend_extend
 from sglang_pic.platform.attention_plan import DecodeGroup, plan_decode, plan_draft, plan_extend, plan_verify
 from sglang_pic.platform.sparse_index import _choose
 from tests.backends import kernels
+from tests.backends.cases import Shape
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
-class Shape(NamedTuple):
-    """Heads and widths of a layer; `latent` marks MLA, where the value is the first part of the key row."""
-
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    latent: bool = False
 
 
 SHAPES = {
     "gqa": Shape(9, 3, 64, 64),
     "mha": Shape(4, 4, 32, 32),
     "wide_keys": Shape(4, 2, 48, 32),
-    "mla": Shape(8, 1, 576, 512, latent=True),
+    "mla": Shape(8, 1, 576, 512, rope_dim=64),
 }
 
 
 def plain(shape: Shape) -> Scoring:
     """Scores of an ordinary layer."""
-    return Scoring(shape.key_dim**-0.5)
+    return Scoring(shape.dim**-0.5)
 
 
 def scorings(shape: Shape) -> list[Scoring]:
     """Windows shorter than a block of queries, longer, of one key before and of none; caps, sinks, and both."""
-    scaling, sinks = shape.key_dim**-0.5, torch.linspace(-2, 3, shape.heads)
+    scaling, sinks = shape.dim**-0.5, torch.linspace(-2, 3, shape.heads)
     return [
         *(Scoring(scaling, window) for window in (0, 1, 40, 130, 500)),
         Scoring(scaling, None, cap=2.0),
@@ -62,7 +53,7 @@ class Pool:
         order = torch.randperm(sum(pages) + 3, generator=generator) + 1
         self.table = torch.zeros(len(lengths), max(lengths) + page_size, dtype=torch.int32)
         num_slots = (len(order) + 1) * page_size
-        self.keys = torch.full((num_slots, shape.kv_heads, shape.key_dim), float("nan"), dtype=dtype)
+        self.keys = torch.full((num_slots, shape.kv_heads, shape.dim), float("nan"), dtype=dtype)
         self.values = torch.full((num_slots, shape.kv_heads, shape.value_dim), float("nan"), dtype=dtype)
         taken = 0
         for row, (length, count) in enumerate(zip(lengths, pages, strict=True)):
@@ -73,20 +64,20 @@ class Pool:
             self.table[row, length:] = 7_777_777  # stale entries must never be read
             self.keys[slots] = torch.randn(length, *self.keys.shape[1:], generator=generator).to(dtype)
             self.values[slots] = torch.randn(length, *self.values.shape[1:], generator=generator).to(dtype)
-        if shape.latent:
+        if shape.is_mla:
             self.values = self.keys[..., : shape.value_dim]
-        self.latent = shape.latent
+        self.is_mla = shape.is_mla
 
-    def value_pool(self) -> torch.Tensor | None:
-        return None if self.latent else self.values
+    def value_pool(self) -> Tensor | None:
+        return None if self.is_mla else self.values
 
-    def dense(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def dense(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first tokens of a row."""
         slots = self.table[row, :length].long()
         return self.keys[slots], self.values[slots]
 
 
-def reference(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+def reference(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
     """Textbook causal attention in float64: the last query sees all keys."""
     window = -1 if scoring.window is None else scoring.window
     dense = kernels.Scoring(window, scoring.cap or 0.0, scoring.sinks)
@@ -96,11 +87,11 @@ def reference(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sco
 def run_extend(
     pool: Pool,
     shape: Shape,
-    query: torch.Tensor,
+    query: Tensor,
     spans: list[tuple[int, int, int]],
     mask: CausalMask | None = None,
     scoring: Scoring | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`attend_extend` over `(row, prefix_len, extend_len)` spans."""
     rows, prefixes, extends = (torch.tensor(column) for column in zip(*spans, strict=True))
     out = torch.full((query.shape[0], shape.heads, shape.value_dim), float("nan"), dtype=query.dtype)
@@ -111,9 +102,9 @@ def run_extend(
     return out
 
 
-def make_query(num_tokens: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+def make_query(num_tokens: int, shape: Shape, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(num_tokens, shape.heads, shape.key_dim, generator=generator).to(dtype)
+    return torch.randn(num_tokens, shape.heads, shape.dim, generator=generator).to(dtype)
 
 
 def check_extend(pool: Pool, shape: Shape, spans: list[tuple[int, int, int]], scoring: Scoring) -> None:
@@ -137,9 +128,7 @@ def check_decode(pool: Pool, shape: Shape, lengths: list[int], scoring: Scoring)
     return groups
 
 
-def check_paths(
-    out: torch.Tensor, query: torch.Tensor, pool: Pool, paths: list[tuple[int, int, torch.Tensor]], scoring: Scoring
-) -> None:
+def check_paths(out: Tensor, query: Tensor, pool: Pool, paths: list[tuple[int, int, Tensor]], scoring: Scoring) -> None:
     """Each query is the last token of its path: a row, how much of it comes before, and places behind that."""
     for index, (row, prefix, path) in enumerate(paths):
         seen = torch.cat((torch.arange(prefix), prefix + path))
@@ -148,44 +137,26 @@ def check_paths(
         assert_close(out[[index]], expected)
 
 
-def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(out: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[out.dtype], rtol=TOLERANCE[out.dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", SHAPES)
-def test_extend_matches_reference(name: str, page_size: int, dtype: torch.dtype) -> None:
-    """With and without a prefix, of one token and of several blocks; gaps of one request share its row."""
+def test_extends_and_decodes_match_the_reference(name: str, page_size: int, dtype: torch.dtype) -> None:
+    """Extends of one token and of several blocks, behind prefixes shorter and longer than the window.
+
+    Gaps of one request share its row, and a decode batch mixes equal, similar and very different lengths.
+    """
     shape, gaps = SHAPES[name], [(2, 5, 16), (2, 30, 1), (2, 33, 140)]
-    spans = [(0, 0, 300), (1, 170, 1), *gaps, (3, 0, 1)]
-    pool = Pool(shape, [300, 171, 173, 1], page_size, dtype)
-    check_extend(pool, shape, spans, plain(shape))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", SHAPES)
-def test_decode_matches_reference(name: str, dtype: torch.dtype) -> None:
-    """A batch that mixes equal, similar and very different lengths."""
-    shape = SHAPES[name]
-    lengths = [200, 1, 190, 17, 200, 18]
-    pool = Pool(shape, lengths, 1, dtype)
-    groups = check_decode(pool, shape, lengths, plain(shape))
-    assert sorted(index for group in groups for index in group.members.tolist()) == list(range(len(lengths)))
-    assert len(groups) == 3
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", ["gqa", "mla"])
-def test_windows_caps_and_sinks_match_reference(name: str, dtype: torch.dtype) -> None:
-    """Extends of several blocks behind prefixes shorter and longer than the window, and a decode batch."""
-    shape = SHAPES[name]
-    spans = [(0, 0, 300), (1, 170, 1), (2, 33, 140), (3, 0, 1), (4, 600, 20)]
-    lengths = [prefix + extend for _, prefix, extend in spans]
-    pool = Pool(shape, lengths, 16, dtype)
-    for scoring in scorings(shape):
+    spans = [(0, 0, 300), (1, 170, 1), *gaps, (3, 0, 1), (4, 600, 20)]
+    lengths = [300, 171, 173, 1, 620]
+    pool = Pool(shape, lengths, page_size, dtype)
+    for scoring in (plain(shape),) if page_size == 1 else scorings(shape):
         check_extend(pool, shape, spans, scoring)
-        check_decode(pool, shape, lengths, scoring)
+        groups = check_decode(pool, shape, lengths, scoring)
+        assert sorted(index for group in groups for index in group.members.tolist()) == list(range(len(lengths)))
 
 
 def test_queries_attend_to_what_an_indexer_chooses() -> None:
@@ -223,7 +194,7 @@ def test_nodes_of_trees_see_the_prefix_and_their_ancestors(name: str, dtype: tor
     """
     shape, prefixes, num_nodes = SHAPES[name], [50, 1, 200, 1], 6
     parents = [[0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 0]]
-    scoring = Scoring(shape.key_dim**-0.5, window)
+    scoring = Scoring(shape.dim**-0.5, window)
     pool = Pool(shape, [prefix + num_nodes for prefix in prefixes], 16, dtype)
     query = make_query(4 * num_nodes, shape, dtype)
     masks, paths = [], []
@@ -247,7 +218,7 @@ def test_nodes_of_trees_see_the_prefix_and_their_ancestors(name: str, dtype: tor
 def test_branches_of_a_draft_see_the_prefix_and_themselves(name: str, topk: int, window: int | None) -> None:
     """Each step of a draft of three steps, behind prefixes of different lengths."""
     shape, prefixes, num_steps = SHAPES[name], [50, 2, 57], 3
-    scoring = Scoring(shape.key_dim**-0.5, window)
+    scoring = Scoring(shape.dim**-0.5, window)
     pool = Pool(shape, [prefix + topk * num_steps for prefix in prefixes], 1, torch.float32)
     query = make_query(len(prefixes) * topk, shape, torch.float32)
     for step in range(num_steps - 1):
@@ -270,40 +241,12 @@ def test_a_sequence_does_not_depend_on_its_batch() -> None:
     assert torch.equal(run_extend(pool, shape, query[:100], [(1, 50, 100)], mask), alone)
 
 
-def test_empty_extend_is_left_out() -> None:
-    """A sequence with nothing to compute takes no part in the batch."""
-    plan = plan_extend(torch.zeros(2, 8, dtype=torch.int32), *(torch.tensor(x) for x in ([0, 1], [4, 0], [0, 3])))
+def test_empty_extends_are_left_out_and_similar_lengths_decoded_together() -> None:
+    table = torch.zeros(6, 200, dtype=torch.int32)
+    plan = plan_extend(table, *(torch.tensor(x) for x in ([0, 1], [4, 0], [0, 3])))
     assert [(sequence.query_start, sequence.query_len) for sequence in plan.sequences] == [(0, 3)]
     assert plan.num_queries == 3
-
-
-@pytest.mark.parametrize("name", ["gqa", "mla"])
-def test_equals_torch_native(name: str) -> None:
-    """SGLang's own backend computes the same, extend and decode, through the interface that a layer uses."""
-    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-
-    shape = SHAPES[name]
-    lengths, prefixes = [140, 60, 9], [40, 0, 8]
-    extends = [length - prefix for length, prefix in zip(lengths, prefixes, strict=True)]
-    pool = Pool(shape, lengths, 16, torch.float32)
-    native = TorchNativeAttnBackend.__new__(TorchNativeAttnBackend)
-    rows = torch.arange(3)
-    for query_lens, is_extend in ((extends, True), ([1, 1, 1], False)):
-        query = make_query(sum(query_lens), shape, torch.float32)
-        expected = torch.empty(query.shape[0], shape.heads, shape.value_dim)
-        arguments = [query, expected, pool.keys, pool.values, pool.table, rows, torch.tensor(lengths)]
-        options = {"scaling": shape.key_dim**-0.5, "enable_gqa": True}
-        if is_extend:
-            native._run_sdpa_forward_extend(
-                *arguments, torch.tensor(prefixes), torch.tensor(extends), causal=True, **options
-            )
-            out = run_extend(pool, shape, query, list(zip(range(3), prefixes, extends, strict=True)))
-        else:
-            native._run_sdpa_forward_decode(*arguments, **options)
-            out = torch.empty_like(expected)
-            groups = plan_decode(pool.table, rows, torch.tensor(lengths))
-            attend_decode(query, pool.keys, pool.value_pool(), groups, plain(shape), out)
-        torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-5)
+    assert len(plan_decode(table, torch.arange(6), torch.tensor([200, 1, 190, 17, 200, 18]))) == 3
 
 
 def test_unsupported_layers_are_refused() -> None:
@@ -312,16 +255,9 @@ def test_unsupported_layers_are_refused() -> None:
 
     from sglang_pic.platform.attention_backend import check_layer, check_pool
 
-    usual = {
-        "logit_cap": 30.0,
-        "logit_capping_method": "tanh",
-        "sliding_window_size": 4096,
-        "use_irope": False,
-        "is_cross_attention": False,
-        "attn_type": AttentionType.DECODER,
-        "xai_temperature_len": -1,
-        "k_scale": None,
-    }
+    usual = {"logit_cap": 30.0, "logit_capping_method": "tanh", "sliding_window_size": 4096, "use_irope": False}
+    usual |= {"is_cross_attention": False, "attn_type": AttentionType.DECODER, "xai_temperature_len": -1}
+    usual["k_scale"] = None
     check_layer("model.layers.0", SimpleNamespace(**usual))  # type: ignore[arg-type]
     for name, value, said in (
         ("logit_capping_method", "sigmoid", "capping by 'sigmoid'"),
