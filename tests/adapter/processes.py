@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -12,6 +13,7 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 import msgspec
+import torch
 
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.serve.forward import ForwardPath
@@ -73,6 +75,13 @@ def spliced_path(runner: Any) -> ForwardPath:
     path.install()
     apply_hooks()
     return path
+
+
+def join_group(rank: int, size: int, store: str, *, timeout_s: int) -> None:
+    """Make this process a rank of a group of `size`, which meet in the file `store`."""
+    meeting = torch.distributed.FileStore(store, size)
+    limit = timedelta(seconds=timeout_s)
+    torch.distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=limit)
 
 
 def forked(size: int, work: Callable[[int], object]) -> list[Any]:

@@ -17,7 +17,6 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -25,12 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
-from sglang.srt.mem_cache.base_prefix_cache import (
-    CacheRequestHandle,
-    InitLoadBackParams,
-    InsertParams,
-    MatchPrefixParams,
-)
+from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -50,25 +44,16 @@ from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
 from tests.adapter.builders import make_allocator, make_planning, make_tree, request
 from tests.adapter.host_rows import HostRows, attach_host, attach_store
+from tests.adapter.processes import join_group
 from tests.adapter.traffic import BREAK, NUM_WORDS, Traffic
 
 POOL, MAX_PINNED, WINDOW = 8192, 1024, 48
 MOST_RUNNING = 4
 TEXTS = [MESSAGE_BREAK, "\n", ":", *(f" w{number}x" for number in range(NUM_WORDS))]
-CONFIG = PicConfig(
-    core=CoreConfig(
-        seam_tokens=8,
-        tail_tokens=64,
-        near_tokens=256,
-        min_run_tokens=32,
-        min_spliced_tokens=16,
-        max_index_tokens=12_000,
-        sink_tokens=8,
-    )
-)
-COST = CostModel(
-    computed_token_us=10.0, spliced_token_us=0.5, gap_us=500.0, request_us=80.0, floor_us=300.0, gap_floor_us=400.0
-)
+SHORT = {"seam_tokens": 8, "tail_tokens": 64, "near_tokens": 256, "min_run_tokens": 32, "min_spliced_tokens": 16}
+CONFIG = PicConfig(core=CoreConfig(**SHORT, max_index_tokens=12_000, sink_tokens=8))
+TOKENS = {"computed_token_us": 10.0, "spliced_token_us": 0.5}
+COST = CostModel(**TOKENS, gap_us=500.0, request_us=80.0, floor_us=300.0, gap_floor_us=400.0)
 
 
 class Row(NamedTuple):
@@ -117,12 +102,7 @@ class Rank:
     """What one rank's scheduler has, and requests that live and end as SGLang lets them."""
 
     def __init__(
-        self,
-        page_size: int,
-        shuffle: int,
-        draft: Draft = NO_DRAFT,
-        host: Host | None = None,
-        num_windows: int = 0,
+        self, page_size: int, shuffle: int, draft: Draft = NO_DRAFT, host: Host | None = None, num_windows: int = 0
     ) -> None:
         self.draft, self.num_windows = draft, num_windows
         self.allocator = make_allocator(POOL, page_size, num_windows)
@@ -167,7 +147,7 @@ class Rank:
         key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
         if self.tree.store is not None:
             self._arrive(req, key)
-        found = self.tree.match_prefix(MatchPrefixParams(key=key, req=req))
+        found = self.tree.match_prefix(base.MatchPrefixParams(key=key, req=req))
         node = self._load_back(req, found)
         req.lock = self.tree.lock(node)
         self.planning.plan(req, self.tree, max_gaps=24, num_before=num_before)
@@ -203,9 +183,9 @@ class Rank:
 
     def _arrive(self, req: Any, key: Any) -> None:
         """Look in the store for the request's prefix, as SGLang does, and for its text; wait as admission does."""
-        tree, found = self.tree, self.tree.match_prefix(MatchPrefixParams(key=key))
+        tree, found = self.tree, self.tree.match_prefix(base.MatchPrefixParams(key=key))
         self.counts["arrivals"] += 1
-        req.cache_request_handle = CacheRequestHandle(str(self.counts["arrivals"]), 0)
+        req.cache_request_handle = base.CacheRequestHandle(str(self.counts["arrivals"]), 0)
         req.prefix_len, req.host_hit_length = found.device_prefix_len, found.host_hit_length
         matched, node = found.device_prefix_len + found.host_hit_length, found.last_host_node
         if not tree.is_backuped(node) and not tree.is_root(node):
@@ -234,7 +214,7 @@ class Rank:
         if not found.host_hit_length:
             return req.last_node
         quota = 0 if not self.loads or self.counts["plans"] % 4 == 0 else None
-        asked = InitLoadBackParams(found.best_match_node, found.host_hit_length, mem_quota=quota, req=req)
+        asked = base.InitLoadBackParams(found.best_match_node, found.host_hit_length, mem_quota=quota, req=req)
         num_loaded, node = self.tree.init_load_back(asked)
         self.tree.ready_to_load_host_cache()
         req.prefix_len += num_loaded
@@ -266,18 +246,13 @@ class Rank:
                 donor_space = run.donor.namespace[:2]  # type: ignore[index]
                 assert donor_space[1] == space[1]
                 assert _client_key(donor_space[0]) == _client_key(space[0])
+                places = range(run.target_start, run.target_end)
+                exact = [row is not None and row.is_exact for row in read]
                 assert read == [
-                    Row(
-                        ids[at],
-                        at - run.shift,
-                        donor_space,
-                        True,
-                        row is not None and row.is_exact,
-                        self._next(ids, at),
-                    )
-                    for at, row in zip(range(run.target_start, run.target_end), read, strict=True)
+                    Row(ids[at], at - run.shift, donor_space, True, is_exact, self._next(ids, at))
+                    for at, is_exact in zip(places, exact, strict=True)
                 ], "a spliced row is not the row of that token at that place, computed there"
-                spliced.update(range(run.target_start, run.target_end))
+                spliced.update(places)
                 self.counts["rows read" if rows is self.rows else "rows fetched"] += run.num_tokens
                 in_windows += sources if rows is self.rows else []
                 if rows is not self.rows:
@@ -312,7 +287,7 @@ class Rank:
         if checkpointed:
             self.forward(req)
             key = RadixKey(req.origin_input_ids[: length + named], req.extra_key, cache_salt=req.cache_salt)
-            params = InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
+            params = base.InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
             self._leave_windows(req, length, params)
             result = self.tree.insert(params)
             if self.planning.refusal(req) is None:
@@ -379,7 +354,7 @@ class Rank:
             return alloc_anew(self.tree, num_tokens)
         return self.allocator.alloc(num_tokens)
 
-    def _leave_windows(self, req: Any, length: int, params: InsertParams) -> None:
+    def _leave_windows(self, req: Any, length: int, params: base.InsertParams) -> None:
         """Some requests gave away what was outside their last window, as all do that decode for long."""
         end = length - WINDOW - self.page_size
         end -= end % self.page_size
@@ -512,13 +487,7 @@ def disturb(rank: int) -> list[object]:
 def run(number: int, size: int, store: str, num_steps: int, seed: int) -> None:
     """One of `size` ranks; exits with 1 where they differ, and rank 0 prints what happened as JSON."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo",
-        store=torch.distributed.FileStore(store, size),
-        rank=number,
-        world_size=size,
-        timeout=timedelta(seconds=120),
-    )
+    join_group(number, size, store, timeout_s=120)
     kept = disturb(number)
 
     def compare(step: int, told: list[object]) -> None:
