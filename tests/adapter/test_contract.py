@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,10 +102,10 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     hooked: list[str] = []
     monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))
     audit: Any = SimpleNamespace()
-    path, tree = ForwardPath(audit), Auditor()
+    path, tree, policy = ForwardPath(audit), Auditor(), ReusePolicy()
     frontend.install()
     draft_workers.install()
-    scheduler.install(tree, ReusePolicy())
+    scheduler.install(tree, policy)
     path.install()
     server_info.install({}, None)
     audit_hooks.install(audit)
@@ -113,15 +113,11 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     listed = {symbol.path for symbol in CONTRACT}
     assert len(hooked) >= 18
     assert set(hooked) <= listed
-    features: dict[str, tuple[Callable[[], None], ...]] = {
-        "disaggregation": (
-            disaggregation.install_sender,
-            lambda: disaggregation.install_receiver(ReusePolicy(), Mode.AUTO),
-        ),
-        "gathering": (lambda: dp_attention.install(path),),
-        "lora": (lambda: scheduler.install_adapters(tree),),
-    }
-    for feature, installers in features.items():
+    for feature, *installers in (
+        ("disaggregation", disaggregation.install_sender, lambda: disaggregation.install_receiver(policy, Mode.AUTO)),
+        ("gathering", lambda: dp_attention.install(path)),
+        ("lora", lambda: scheduler.install_adapters(tree)),
+    ):
         hooked.clear()
         for install in installers:
             install()

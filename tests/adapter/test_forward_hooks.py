@@ -35,10 +35,10 @@ def test_flashinfer_reads_pages_while_a_gap_batch_runs_and_graphs_stay_that_repl
 
 def test_the_dense_path_of_dsa_is_off_while_a_gap_batch_runs() -> None:
     """It would project every sequence's whole prefix anew, and its tables are not those of the absorbed query."""
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(supports_mha_one_shot=True), prefill_cuda_graph_runner=None)
-    with _prefill_path(runner, replays=False):
-        assert not runner.attn_backend.supports_mha_one_shot
-    assert runner.attn_backend.supports_mha_one_shot
+    backend = SimpleNamespace(supports_mha_one_shot=True)
+    with _prefill_path(SimpleNamespace(attn_backend=backend, prefill_cuda_graph_runner=None), replays=False):
+        assert not backend.supports_mha_one_shot
+    assert backend.supports_mha_one_shot
 
 
 class Watcher:
@@ -73,24 +73,14 @@ def test_the_layer_of_a_gap_batch_knows_the_backend_that_computes_it(monkeypatch
     """It prepares queries and keys as that backend takes them, and the pass before may have been of another."""
     backend = SimpleNamespace(prefill_attention_backend_str="fa3", decode_attention_backend_str="flashmla")
     monkeypatch.setattr(deepseek_v2, "get_attn_backend", lambda: backend)
-    layer = SimpleNamespace(
-        current_attention_backend=None,
-        chunked_prefix_cache_threshold=0,
-        disable_chunked_prefix_cache=True,
-        flashinfer_mla_disable_ragged=False,
-        qk_rope_head_dim=64,
-    )
+    plain = {"chunked_prefix_cache_threshold": 0, "disable_chunked_prefix_cache": True, "qk_rope_head_dim": 64}
+    layer = SimpleNamespace(current_attention_backend=None, flashinfer_mla_disable_ragged=False, **plain)
     dispatch = deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method
     path = ForwardPath(None)  # type: ignore[arg-type]
 
     def choose(mode: Any, prefix_lens: list[int]) -> str:
-        batch = SimpleNamespace(
-            forward_mode=mode,
-            extend_prefix_lens_cpu=prefix_lens,
-            seq_lens_cpu=[100],
-            attn_cp_metadata=None,
-            get_max_chunk_capacity=lambda: 1000,
-        )
+        fields = {"forward_mode": mode, "extend_prefix_lens_cpu": prefix_lens, "seq_lens_cpu": [100]}
+        batch = SimpleNamespace(**fields, attn_cp_metadata=None, get_max_chunk_capacity=lambda: 1000)
         return str(path._mla_method(dispatch, layer, batch).name)  # type: ignore[arg-type]
 
     with get_context().override_server_args(device="cpu"):

@@ -6,7 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+from pic_bench import host
 from pic_bench.gpu.checks import BACKENDS, FA3, PROBE
 from pic_bench.gpu.latency import NO_PREFILL_GRAPHS
 from pic_bench.gpu.record import Work
@@ -76,3 +78,14 @@ def test_a_model_of_ones_own_keeps_its_weights(tmp_path: Path) -> None:
     model = dummy_model(Work(is_dry=False, folder=tmp_path, limit_s=1.0, model="/mine"), "Llama-3.1-8B")
     assert (model.folder, model.flags, model.is_dummy) == (Path("/mine"), (), False)
     assert make_arm("pic", model).env[PROBE_VARIABLE] is None
+
+
+def test_every_step_of_a_spliced_request_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_MEASURED", {"32k, no hit": (1,), "32k, 8 runs": (2,)})
+    assert host.main(["--requests", "2", "--chunks", "4000", "--out", str(tmp_path / "host.json")]) == 0
+    result = msgspec.json.decode((tmp_path / "host.json").read_bytes(), type=host.HostResult)
+    nothing, spliced = result.timings
+    assert (nothing.num_runs, spliced.num_runs, spliced.case) == (0, 8, "32k, 8 runs of 2")
+    assert nothing.steps["lay out"].p50_us == 0 < nothing.steps["plan"].p50_us
+    assert [*spliced.steps] == [*host.STEPS]
+    assert all(step.p50_us > 0 for step in spliced.steps.values())

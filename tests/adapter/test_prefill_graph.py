@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +54,7 @@ def capturing_runner(runner: Any) -> Any:
             return type(body).forward(body, captured.input_ids, captured.positions, captured)
 
     module.resolve_prefill_backend = Replays
-    module.graph_capture = lambda **_: _context(SimpleNamespace(stream=None))
+    module.graph_capture = lambda **_: nullcontext(SimpleNamespace(stream=None))
     module.get_or_create_global_graph_capture_stream = lambda: None
     module.PrefillCudaGraphRunner.warmup = lambda _: None
     # What only the compiled backend looks at.
@@ -67,11 +67,6 @@ def capturing_runner(runner: Any) -> Any:
     prefill = get_exec().graph.cuda_graph_config.prefill
     prefill.backend, prefill.bs = "breakable", BUCKETS
     return module.PrefillCudaGraphRunner(runner)
-
-
-@contextmanager
-def _context(value: object) -> Iterator[object]:
-    yield value
 
 
 def run_cases(runner: Any, _: object) -> dict[str, object]:

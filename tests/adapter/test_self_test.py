@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -141,30 +142,27 @@ def test_a_right_splicer_is_exact_and_leaves_nothing_behind(results: dict[str, A
     assert results["left as found"]
 
 
-@pytest.mark.parametrize("fault", _FAULTS)
-def test_a_wrong_splicer_is_caught(results: dict[str, Any], fault: str) -> None:
-    """For what it is, not for what the model makes of another context."""
-    assert results[fault]["verdict"] == "failed"
-    assert results[fault]["reasons"][0].startswith("first-layer keys of moved prompts")
-    assert "Rows are not moved as this model needs it" in results[fault]["reasons"][0]
-    assert not results[fault]["is_exact"]
-
-
-def test_a_pass_that_does_not_splice_is_no_exact_splice(results: dict[str, Any]) -> None:
-    """It computes the whole prompt, which would be right if it were given the prompt."""
-    assert (results["not hooked"]["verdict"], results["not hooked"]["is_exact"]) == ("failed", False)
-
-
-def test_a_prompt_of_which_the_settings_leave_nothing_is_skipped_with_the_reason(results: dict[str, Any]) -> None:
-    skipped = results["nothing to splice"]
-    assert (skipped["verdict"], skipped["measured"]) == ("skipped", None)
-    assert skipped["reasons"][0].startswith("core.sink_tokens=400 and core.seam_tokens=32 leave nothing")
-
-
-def test_a_pool_too_small_is_skipped_with_the_size_it_needs(results: dict[str, Any]) -> None:
-    skipped = results["small pool"]
-    assert skipped["verdict"] == "skipped"
-    assert skipped["reasons"][0].startswith("a KV pool of 512 tokens is too small: give --max-total-tokens ")
+@pytest.mark.parametrize(
+    ("case", "verdict", "reason"),
+    [
+        # For what it is, not for what the model makes of another context.
+        *(
+            (fault, "failed", "first-layer keys of moved prompts.*Rows are not moved as this model needs")
+            for fault in _FAULTS
+        ),
+        # It computes the whole prompt, which would be right if it were given the prompt.
+        ("not hooked", "failed", ""),
+        ("nothing to splice", "skipped", r"core\.sink_tokens=400 and core\.seam_tokens=32 leave nothing"),
+        ("small pool", "skipped", "a KV pool of 512 tokens is too small: give --max-total-tokens "),
+    ],
+)
+def test_a_wrong_splicer_is_caught_and_what_cannot_be_tested_is_said(
+    results: dict[str, Any], case: str, verdict: str, reason: str
+) -> None:
+    found = results[case]
+    assert found["verdict"] == verdict
+    assert re.match(reason, found["reasons"][0])
+    assert not found["is_exact"] if verdict == "failed" else found["measured"] is None
 
 
 def test_a_trained_model_takes_splices_from_another_context(model_dir: Callable[[str], Path]) -> None:

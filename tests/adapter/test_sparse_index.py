@@ -82,11 +82,7 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
         with recorded() as full:
             bench.prefill(slots[0], 0)
         found["elsewhere"] = {"overlaps": overlaps(elsewhere, full)}
-        for name, shift, moves in (
-            ("here", 0, splicer),
-            ("moved", SHIFT, splicer),
-            ("unturned", SHIFT, unturned(splicer)),
-        ):
+        for name, shift, moves in ways_of(splicer):
             path.splicer = moves
             with recorded() as chosen:
                 found[name] = bench.measure(RUNS, shift=shift)
@@ -140,16 +136,16 @@ def run_dense(runner: Any, _: object) -> dict[str, Any]:
         return {"full": Bench(runner, path, slots).full.tolist()}
 
 
-def unturned(splicer: Splicer) -> Splicer:
-    """The same, but index keys are moved as they are."""
-    index = [
-        form
-        and dataclasses.replace(
-            form, rope=dataclasses.replace(form.rope, inv_freq=torch.zeros_like(form.rope.inv_freq))
-        )
-        for form in splicer.geometry.index
-    ]
-    return Splicer(splicer.view, dataclasses.replace(splicer.geometry, index=tuple(index)))
+def ways_of(splicer: Splicer) -> list[tuple[str, int, Splicer]]:
+    """What is measured, by name: a shift, and what moves the rows; as a control, index keys are moved as they are."""
+
+    def still(form: Any) -> Any:
+        rope = dataclasses.replace(form.rope, inv_freq=torch.zeros_like(form.rope.inv_freq))
+        return dataclasses.replace(form, rope=rope)
+
+    index = tuple(form and still(form) for form in splicer.geometry.index)
+    unturned = Splicer(splicer.view, dataclasses.replace(splicer.geometry, index=index))
+    return [("here", 0, splicer), ("moved", SHIFT, splicer), ("unturned", SHIFT, unturned)]
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +186,7 @@ def test_start_up_checks_index_keys(found: dict[str, Any]) -> None:
     assert found["start-up"]["unread"] < 0.1
 
 
-def test_on_cuda_a_query_of_a_gap_may_choose_among_all_tokens_before_it(
-    load: Callable[..., dict[str, Any]],
-) -> None:
+def test_on_cuda_a_query_of_a_gap_may_choose_among_all_tokens_before_it(load: Callable[..., dict[str, Any]]) -> None:
     """By the metadata of SGLang's own class: spliced tokens and the gaps before are among them; no kernel runs."""
     told = load(run_on_cuda, {})
     assert told["keys"] == told["lengths"] == [at + 1 for at in COMPUTED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter import factory
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, told_key, tree_key
+from sglang_pic.adapter.serve.auditor import Auditor, Drift
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.telling import Telling
+from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.config import ContentEvents, PicConfig
 from sglang_pic.core import ContentIndex, RowNames, as_tokens
 from sglang_pic.errors import UnsupportedError
@@ -102,3 +105,34 @@ def test_a_server_with_several_caches_is_refused(
 
 def _told(index: ContentIndex) -> Counter[Any]:
     return Counter((space, name) for space, names in index.donor_names().items() for name in names)
+
+
+class Audited(Auditor):
+    """One more audit whenever it is asked."""
+
+    num_asked = 0
+
+    def drift(self) -> Drift:
+        self.num_asked += 1
+        return Drift(num_audited=10 * self.num_asked, kl=0.0123, limit=0.25)
+
+
+@pytest.mark.parametrize(
+    ("auditor", "said"), [(Auditor(), "audits are off"), (Audited(), "10 audits, worst mean KL 0.0123 of at most 0.25")]
+)
+def test_a_line_sums_up_a_minute(auditor: Auditor, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    now = 0.0
+    log = TrafficLog(auditor, lambda: now)
+    for now, is_new in ((5.0, True), (30.0, False), (64.9, True)):  # noqa: B007
+        log.note(is_new=is_new, prefix=100, spliced=300, computed=600, saved_us=5e5)
+    assert caplog.messages == []
+    now = 125.0
+    log.note(is_new=True, prefix=0, spliced=0, computed=1000, saved_us=0.0)
+    (line,) = caplog.messages
+    assert "120 s: 2 requests, 3000 prompt tokens: 10.0 % prefix hits, 30.0 % spliced, 60.0 % computed" in line
+    assert "about 1.50 s of prefill saved" in line
+    assert said in line
+    now = 190.0
+    log.note(is_new=True, prefix=0, spliced=0, computed=1000, saved_us=0.0)
+    assert "65 s: 1 requests, 1000 prompt tokens: 0.0 %" in caplog.messages[1], "a line begins anew"
