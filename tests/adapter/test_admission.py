@@ -43,19 +43,15 @@ class Cache:
         self.cost = None
         self.pins = Pins(ContentIndex(), 0, Series((), None))
         self.max_sequences, self.place_waits = max_sequences, False
-        self.allowed: list[int] = []
-        self.before: list[int] = []
         self.num_locked = 0
-        self.prefixes: list[int] = []
-        """Where the plans begin."""
+        self.asked: list[tuple[int, int, int]] = []
+        """Per plan, where it begins, how many gaps it may have, and how much the batch computes already."""
         self.counted: list[tuple[int, Fallback | None]] = []
         """Per admitted chunk, its spliced tokens and why its plan was lost."""
 
     def plan(self, req: Any, tree: Cache, *, prefix_len: int, max_gaps: int, num_before: int) -> None:
         assert tree is self
-        self.prefixes.append(prefix_len)
-        self.allowed.append(max_gaps)
-        self.before.append(num_before)
+        self.asked.append((prefix_len, max_gaps, num_before))
         req.pic.drop_plan()
         req.pic.lost_plan = None
         if req.plan is not None:
@@ -205,7 +201,7 @@ def test_a_plan_begins_behind_what_is_loaded_back(is_loaded: bool, stock: list[A
     options = {"has_chunked_req": False, "truncation_align_size": None}
     for host_hit_length in (48, 48 if is_loaded else 0):
         made._select_prefill_admission(req, host_hit_length=host_hit_length, **options)
-    assert cache.prefixes == ([48] if is_loaded else [48, 0])
+    assert [begin for begin, *_ in cache.asked] == ([48] if is_loaded else [48, 0])
     assert (len(stock), cache.num_locked) == (2, 1)
 
 
@@ -227,8 +223,7 @@ def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(admitting: No
     assert made.num_sequences == 2 + 3
     for _ in range(3):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
-    assert cache.allowed == [6, 3, 2, 1]
-    assert cache.before == [0, 180, 580, 980], "what the batch computes already"
+    assert cache.asked == [(0, 6, 0), (0, 3, 180), (0, 2, 580), (0, 1, 980)]
     assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.OTHER
     assert len(made.can_run_list) == 4
 
@@ -240,13 +235,13 @@ def test_a_gap_batch_has_a_page_table_of_a_bounded_size(admitting: None, monkeyp
     made = adder(None, cache)
     for _ in range(2):
         assert made.add_one_req(request(spliced), False, None) is AddReqResult.CONTINUE
-    assert cache.allowed == [10, 7]
+    assert [most for _, most, _ in cache.asked] == [10, 7]
     assert made.add_one_req(request(None, end=600), False, None) is AddReqResult.OTHER, "7 rows of 600 are 4,200"
     assert made.num_sequences * made.longest == 2400
     # Beside a decoding request of 1,000 tokens there is room for 3 sequences; without runs SGLang decides.
     made = adder(None, cache, running=(request(None, end=1000),))
     assert made.add_one_req(request(plan(400, (40, 100))), False, None) is AddReqResult.CONTINUE
-    assert cache.allowed[-1] == 3
+    assert cache.asked[-1][1] == 3
     made = adder(None, cache)
     for _ in range(12):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE

@@ -17,7 +17,6 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import ENDED, PINNED_TOKENS, PINS, PinEnd, Pins
@@ -25,6 +24,7 @@ from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, as_tokens
 from tests.adapter.builders import Kept, make_allocator, make_tree, request
 from tests.adapter.rank_driver import Rank
+from tests.adapter.test_admission import adder
 
 POOL = 4096
 MAX_PINNED = 1024
@@ -88,12 +88,8 @@ class Server:
 
     def check(self) -> None:
         """SGLang's own check at idle, and that what pins hold is what is protected."""
-        free, evictable, protected = (
-            self.allocator.available_size(),
-            self.tree.evictable_size(),
-            self.tree.protected_size(),
-        )
-        assert free + evictable + protected == self.pool
+        protected = self.tree.protected_size()
+        assert self.allocator.available_size() + self.tree.evictable_size() + protected == self.pool
         if not self.running:
             assert protected == self.pins.num_tokens <= self.pins.report().max_tokens
         shown = self.series.level(PINS), self.series.level(PINNED_TOKENS)
@@ -127,17 +123,6 @@ def test_a_pinned_prompt_survives_what_evicts_everything_else(server: Server) ->
     server.serve(text(5, 32), unpin="a")
     server.evict_all()
     assert (server.resident(A), server.names, server.ended) == (0, [], {"dropped": 1})
-
-
-def test_pins_share_what_they_begin_with(server: Server) -> None:
-    server.serve(A, pin="a")
-    server.serve(B, pin="b")
-    server.serve(SYSTEM, pin="system")
-    assert server.pins.num_tokens == len(SYSTEM) + 2 * 320
-    server.serve(SYSTEM, unpin="a")
-    assert server.pins.num_tokens == len(SYSTEM) + 320
-    server.serve(SYSTEM, unpin="b")
-    assert server.pins.num_tokens == len(SYSTEM)
 
 
 def test_the_same_name_again_replaces_the_older_pin(server: Server) -> None:
@@ -188,12 +173,8 @@ def test_nothing_crosses_a_namespace(server: Server) -> None:
     assert [(pin.extra_key, pin.has_salt) for pin in held] == [(None, False), ("tenant", False), (None, True)]
     assert held[1].digest != held[2].digest, "who does not know the salt cannot tell what is pinned"
     assert "secret" not in repr(server.pins.report())
-    for key, salt, pinned in (
-        (None, None, len(SYSTEM)),
-        ("tenant", None, len(b)),
-        (None, "secret", len(b)),
-        ("x", None, 0),
-    ):
+    lens = ((None, None, len(SYSTEM)), ("tenant", None, len(b)), (None, "secret", len(b)), ("x", None, 0))
+    for key, salt, pinned in lens:
         path = Path(Namespace(key, salt), [as_tokens([*b, 7])])
         assert server.pins.pinned_len(path) == pinned
     server.serve(SYSTEM, unpin="a")
@@ -250,13 +231,9 @@ def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
         return AddReqResult.CONTINUE if fits else AddReqResult.NO_TOKEN
 
     monkeypatch.setattr(PrefillAdder, "add_one_req", add)
-    made = PicPrefillAdder.__new__(PicPrefillAdder)
-    server.tree.planning = SimpleNamespace(  # type: ignore[assignment]
-        plan=lambda *_, **__: None, max_sequences=64
-    )
-    made.tree_cache, made.num_sequences, made.has_runs, made.goes_by_place = server.tree, 0, False, False
-    made.can_run_list, made.running_batch = [], SimpleNamespace(reqs=[object()] * num_running)
-    made.log_input_tokens = made.longest = 0
+    planning = SimpleNamespace(plan=lambda *_, **__: None, max_sequences=64, place_waits=False)
+    server.tree.planning = planning  # type: ignore[assignment]
+    made = adder(None, server.tree, running=(request([1]),) * num_running)  # type: ignore[arg-type]
     result = made.add_one_req(request([1]), False, None)
     assert (result is AddReqResult.CONTINUE) == admitted
     assert (tries, server.names) == (([3, 2, 1], ["c"]) if admitted else ([3], ["a", "b", "c"]))
