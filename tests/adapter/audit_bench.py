@@ -10,37 +10,26 @@ import torch
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
-from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
-from tests.adapter.builders import TRANSLATOR, Kept, make_allocator, request
+from tests.adapter.builders import BareRunner, Kept, make_allocator, request, request_state
 
 VOCAB, POOL = 50, 4096
 PROMPT = [7 * i % 1000 for i in range(2 * STEP_TOKENS + 44)]
 
 
-class Runner:
+class Runner(BareRunner):
     """SGLang's model runner; its logits depend on every token that is read through the page table."""
 
-    device = "cpu"
-    spec_algorithm = None
-    lora_manager: Any = None
-    shared_read_done_event: object = None
-
     def __init__(self) -> None:
+        super().__init__(POOL, VOCAB)
         self.rows = torch.zeros(POOL + 64, dtype=torch.int64)
-        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, POOL), dtype=torch.int32))
-        self.model_config = SimpleNamespace(vocab_size=VOCAB, model_is_mrope=False)
-        self.kv_index_translator, self.prefill_aware_swa = TRANSLATOR, False
         self.num_steps = 0
 
     def forward(self, batch: Any) -> Any:
         """Write the new rows, read the whole sequence."""
         self.num_steps += 1
         self.shared_read_done_event = "of this pass"
-        (row,) = batch.req_pool_indices.tolist()
-        (seq_len,) = batch.seq_lens.tolist()
-        (prefix_len,) = batch.extend_prefix_lens.tolist()
+        row, seq_len, prefix_len = map(int, (batch.req_pool_indices, batch.seq_lens, batch.extend_prefix_lens))
         table = self.req_to_token_pool.req_to_token[row]
         assert table[prefix_len:seq_len].tolist() == batch.out_cache_loc.tolist()
         assert batch.positions.tolist() == list(range(prefix_len, seq_len))
@@ -119,31 +108,29 @@ class Bench:
 
     def serve(
         self,
-        logits: torch.Tensor,
+        logits: torch.Tensor | None = None,
         *,
         tokens: list[int] = PROMPT,
         namespace: str | None = None,
-        num_chunk_hit: int = 64,
-        num_behind_change: int = 0,
-        num_inherited: int = 0,
         lora_id: str | None = None,
+        **reused: int,
     ) -> bool:
-        """A request on spliced rows comes by; whether it was drawn."""
-        key = Namespace(namespace)
-        state = RequestState(
-            RequestOptions(),
-            namespace=key,
-            generation=self.audit.generation(key),
-            num_chunk_hit=num_chunk_hit,
-            num_behind_change=num_behind_change,
-            matched_len=0,
-            num_inherited=num_inherited,
-        )
+        """A request on spliced rows comes by, with these fields of `RequestState`; whether it was drawn.
+
+        Its logits are those of a full computation, if none are given.
+        """
+        key, reused = Namespace(namespace), {"num_chunk_hit": 64, "matched_len": 0, **reused}
+        state = request_state(namespace=key, generation=self.audit.generation(key), **reused)
         req = request(tokens, pic=state, lora_id=lora_id)
         self.audit.draw(req)
         if state.is_drawn:
-            self.audit.keep(req, logits)
+            self.audit.keep(req, logits_of(tokens) if logits is None else logits)
         return state.is_drawn
+
+    def audit_one(self, logits: torch.Tensor | None = None, **request: Any) -> None:
+        """A request on spliced rows comes by, and is audited."""
+        self.serve(logits, **request)
+        self.run()
 
     def serve_broken(self, namespace: str | None = None) -> None:
         """A short spliced request comes by that is as bad as can be, and is audited."""

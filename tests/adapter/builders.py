@@ -13,6 +13,7 @@ import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -23,14 +24,31 @@ from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
+from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Run, as_tokens
 
 DONOR = Path("donor", [as_tokens(range(4000))])
 
 TRANSLATOR = SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_: None))
 """SGLang's `KVIndexTranslator` of a runner whose slots are rows of its pool."""
+
+
+class BareRunner:
+    """What our passes read of SGLang's model runner, beside its model and its pool of rows."""
+
+    device = "cpu"
+    spec_algorithm = None
+    lora_manager: Any = None
+    shared_read_done_event: object = None
+    prefill_cuda_graph_runner = attn_backend = None
+    kv_index_translator, prefill_aware_swa = TRANSLATOR, False
+
+    def __init__(self, context_len: int, vocab_size: int = 1_000) -> None:
+        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, context_len), dtype=torch.int32))
+        self.model_config = SimpleNamespace(vocab_size=vocab_size, model_is_mrope=False)
 
 
 def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: Any) -> Any:
@@ -42,16 +60,16 @@ def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: 
         **dict.fromkeys(unset),
         **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "output_ids": [], "cached_tokens": 0},
         **{"prefix_len": 0, "extend_end": len(ids), "retracted_stain": False, "return_hidden_states": False},
-        **{
-            "host_hit_length": 0,
-            "return_logprob": False,
-            "logprob_start_len": -1,
-            "rid": "r",
-            "pic": RequestState(RequestOptions()),
-        },
+        **{"host_hit_length": 0, "return_logprob": False, "logprob_start_len": -1, "rid": "r"},
+        "pic": RequestState(RequestOptions()),
         "sampling_params": SimpleNamespace(custom_params=None if asked is None else {"pic": asked}),
     }
     return SimpleNamespace(**{**plain, **fields})
+
+
+def request_state(**fields: Any) -> RequestState:
+    """Ours of a request that asks for nothing."""
+    return RequestState(RequestOptions(), **fields)
 
 
 def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
@@ -95,7 +113,7 @@ def extend_batch(
         "orig_seq_lens": torch.tensor(ends, dtype=torch.int32),
         "extend_seq_lens": torch.tensor(lens, dtype=torch.int32),
         "extend_prefix_lens": torch.tensor(prefixes, dtype=torch.int32),
-        "extend_start_loc": torch.zeros(len(lens), dtype=torch.int32),
+        "extend_start_loc": torch.tensor([sum(lens[:i]) for i in range(len(lens))], dtype=torch.int32),
         "global_num_token_non_padded": torch.tensor(sum(lens), dtype=torch.int32),
     }
     on_host = {
@@ -109,6 +127,16 @@ def extend_batch(
     }
     moved = {name: to(fields.pop(name, tensor)) for name, tensor in on_device.items()}
     return ForwardBatch(forward_mode=ForwardMode.EXTEND, batch_size=len(lens), **{**moved, **on_host, **fields})
+
+
+def make_pool(kind: str, *, size: int, page_size: int = 1, dtype: torch.dtype = torch.bfloat16, **form: int) -> Any:
+    """SGLang's pool of `mha` or `mla` rows on the CPU: one layer of 64 dimensions, if `form` does not say otherwise."""
+    make, usual = MHATokenToKVPool, {"head_num": 2, "head_dim": 64, "layer_num": 1}
+    if kind == "mla":
+        make, usual = MLATokenToKVPool, {"kv_lora_rank": 64, "qk_rope_head_dim": 64, "layer_num": 1}
+    return make(
+        size=size, page_size=page_size, dtype=dtype, device="cpu", enable_memory_saver=False, **{**usual, **form}
+    )
 
 
 def make_allocator(pool: int, page_size: int, num_windows: int = 0) -> Any:
@@ -147,6 +175,14 @@ def make_planning(index: Any, config: PicConfig, **others: Any) -> Planning:
     return Planning(index, config, auditor=Auditor(), **{**plain, **others})
 
 
+class Broken(Exception):
+    """Nothing of ours raises this."""
+
+
+def fail(*_: object, **__: object) -> None:
+    raise Broken("on purpose")
+
+
 class Kept(Series):
     """Keeps what is counted and set instead of exporting it, by metric and by label."""
 
@@ -171,8 +207,73 @@ class Kept(Series):
 
 
 def hooks_of(patch: pytest.MonkeyPatch, *modules: ModuleType) -> dict[str, Callable[..., Any]]:
-    """By the name of what they hook, the functions that these modules install from here on."""
+    """The functions that these modules install from here on, by when they are called: `after Class.method`."""
     found: dict[str, Callable[..., Any]] = {}
+
+    def keep(kind: str, target: str, function: Callable[..., Any]) -> None:
+        found.setdefault(f"{kind} {'.'.join(target.split('.')[-2:])}", function)
+
     for module in modules:
-        patch.setattr(module, "hook", lambda _, target, function: found.setdefault(target, function))
+        patch.setattr(module, "hook", keep)
     return found
+
+
+# Another beginning is no changed field here, so that lanes are all that a test sees.
+BASE = {"tail_tokens": 0, "seam_tokens": 0, "min_spliced_tokens": 8, "max_field_tokens": 0}
+
+
+class Tree:
+    """Stands for SGLang's tree: one that holds every row that was published, with the locks on it."""
+
+    page_size = 1
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+        self.locks: list[object] = []
+
+    def match_prefix(self, params: Any) -> Any:
+        self.asked.append(params.key.extra_key)
+        return SimpleNamespace(last_device_node=len(params.key), device_prefix_len=len(params.key))
+
+    def path_device_indices(self, node: int) -> torch.Tensor:
+        return torch.arange(node)
+
+    def lock(self, node: int) -> object:
+        self.locks.append(receipt := object())
+        return receipt
+
+    def unlock(self, receipt: object) -> None:
+        self.locks.remove(receipt)
+
+
+class Server:
+    """What the scheduler has of ours, without SGLang's: requests are received, planned and published."""
+
+    def __init__(self, **core: Any) -> None:
+        self.config = PicConfig(core=CoreConfig(**{**BASE, **core}))
+        self.index, self.tree = ContentIndex(self.config.core), Tree()
+        self.planning = make_planning(self.index, self.config)
+        self.publication = Publication(self.index, frozenset())
+
+    def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
+        req = request(tokens, pic or {}, **fields)
+        receive(req, Auditor(), self.config.core)
+        return req
+
+    def plan(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
+        """A request as the scheduler gets it, with its plan."""
+        self.planning.plan(req := self.receive(tokens, pic, **fields), self.tree, max_gaps=64)
+        return req
+
+    def serve(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> int:
+        """Serve a request to its end; how many tokens of it were spliced."""
+        req = self.plan(tokens, pic, **fields)
+        state: RequestState = req.pic
+        num_locked = len(self.tree.locks)
+        plan = state.admit(0, len(tokens), first_chunk=True)
+        spliced = 0 if plan is None else plan.num_spliced
+        assert num_locked == len({run.donor for run in plan.runs} if plan else ()), "what is not spliced is not locked"
+        self.publication.publish(req, len(tokens), adopted_from=0)
+        state.release_row()
+        assert self.tree.locks == []
+        return spliced

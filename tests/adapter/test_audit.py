@@ -1,9 +1,9 @@
-"""The audit against SGLang's own allocator: when it runs, what it computes, and that every slot comes back."""
+"""The audit against SGLang's own allocator: when it runs, what it computes, that every slot comes back, and what it
+makes of its verdicts: which requests are drawn, whose windows they enter, what operators see."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,18 +13,16 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter import between_rounds
 from sglang_pic.adapter.audit import hooks as audit_hooks
-from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.bolder import Bolder
-from sglang_pic.adapter.audit.metrics import SKIPPED, AuditSkip
+from sglang_pic.adapter.audit.ledger import Window
+from sglang_pic.adapter.audit.metrics import SKIPPED, SUSPENDED, UNDECIDED_KL, WORST_KL, AuditSkip
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.probe.slots import whole_pages
-from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
 from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
-from tests.adapter.builders import hooks_of, make_planning, request
+from tests.adapter.builders import hooks_of, make_planning, request, request_state
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -32,8 +30,13 @@ pytestmark = pytest.mark.usefixtures("no_groups")
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("num_evictable", [0, POOL])
 def test_the_prompt_is_computed_in_steps_and_leaves_nothing(page_size: int, num_evictable: int) -> None:
-    bench = Bench(page_size=page_size, num_evictable=num_evictable)
-    assert bench.serve(logits_of(PROMPT))
+    """Who comes while the scheduler waits for a step is served next, not behind another one."""
+    bench, steps = Bench(page_size=page_size, num_evictable=num_evictable), []
+    assert bench.serve()
+    for _ in range(6):
+        bench.audit.step_if_idle(bench.scheduler)
+        steps.append(bench.runner.num_steps)
+    assert steps == [1, 1, 2, 2, 3, 3]
     bench.run()
     report = bench.audit.report()
     assert (report.num_audited, report.num_agreed, report.mean_kl) == (1, 1, 0)
@@ -47,62 +50,59 @@ def test_the_prompt_is_computed_in_steps_and_leaves_nothing(page_size: int, num_
 def test_the_divergence_is_that_of_the_whole_vocabulary() -> None:
     bench = Bench()
     spliced = logits_of(PROMPT[1:])
-    bench.serve(spliced)
-    bench.run()
+    bench.audit_one(spliced)
     exact = torch.softmax(logits_of(PROMPT), -1)
     expected = float((exact * (exact.log() - torch.log_softmax(spliced, -1))).sum())
     assert bench.audit.report().mean_kl == pytest.approx(expected, rel=1e-5)
     assert bench.audit.report().num_agreed == int(exact.argmax() == spliced.argmax())
 
 
-@pytest.mark.parametrize("logit", ["nan", "-inf"])
-def test_what_is_no_distribution_is_as_bad_as_can_be(logit: str) -> None:
+@pytest.mark.parametrize(
+    ("spliced", "full", "counts", "agreed", "kl"),
+    [
+        # As it counts: one request would drown all others.
+        ([float("nan")] * VOCAB, [], (1, 0, 0), 0, PicConfig().audit_kl_cap),
+        ([float("-inf")] * VOCAB, [], (1, 0, 0), 0, PicConfig().audit_kl_cap),
+        # A full computation that gives no distribution says nothing of splices.
+        ([], [float("nan")], (0, 1, 0), 0, 0),
+        ([], [float("inf")], (0, 1, 0), 0, 0),
+        ([], [float("-inf")] * VOCAB, (0, 1, 0), 0, 0),
+        # Tokens that the model rules out are no fault.
+        ([float("-inf")], [float("-inf")], (1, 0, 0), 1, 0),
+    ],
+)
+def test_what_is_no_distribution_is_as_bad_as_can_be_or_says_nothing(
+    spliced: list[float],
+    full: list[float],
+    counts: tuple[int, int, int],
+    agreed: int,
+    kl: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`spliced` and `full` are the first logits of the two computations, where they are not the model's."""
     bench = Bench()
-    bench.serve(torch.full((VOCAB,), float(logit)))
-    bench.run()
-    report = bench.audit.report()
-    assert (report.num_audited, report.num_agreed) == (1, 0)
-    assert report.mean_kl == bench.config.audit_kl_cap, "as it counts: one request would drown all others"
-
-
-def give_first(bench: Bench, logits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the model give these logits to its first tokens."""
     forward = bench.runner.forward
+
+    def given(logits: torch.Tensor, first: list[float]) -> torch.Tensor:
+        logits[..., : len(first)] = torch.tensor(first)
+        return logits
 
     def run(batch: Any) -> Any:
         result = forward(batch)
-        result.logits_output.next_token_logits[0, : len(logits)] = torch.tensor(logits)
+        given(result.logits_output.next_token_logits, full)
         return result
 
     monkeypatch.setattr(bench.runner, "forward", run)
-
-
-@pytest.mark.parametrize("broken", [[float("nan")], [float("inf")], [float("-inf")] * VOCAB])
-def test_a_full_computation_that_gives_no_distribution_says_nothing_of_splices(
-    broken: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench()
-    give_first(bench, broken, monkeypatch)
-    bench.serve(logits_of(PROMPT))
-    bench.run()
-    assert bench.counts == (0, 1, 0)
-    assert bench.series.by_label(SKIPPED) == {AuditSkip.FULL_NOT_FINITE.value: 1}
-    assert bench.free == POOL
-
-
-def test_tokens_that_the_model_rules_out_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, spliced = Bench(), logits_of(PROMPT)
-    spliced[0] = float("-inf")
-    give_first(bench, [float("-inf")], monkeypatch)
-    bench.serve(spliced)
-    bench.run()
-    assert (bench.audit.report().num_audited, bench.audit.report().mean_kl) == (1, 0)
+    bench.audit_one(given(logits_of(PROMPT), spliced))
+    report = bench.audit.report()
+    assert (bench.counts, report.num_agreed, report.mean_kl, bench.free) == (counts, agreed, kl, POOL)
+    assert bench.series.by_label(SKIPPED) == ({AuditSkip.FULL_NOT_FINITE.value: 1} if counts[1] else {})
 
 
 def test_tenants_that_take_turns_are_all_drawn() -> None:
     """However well their number goes with the rate."""
     bench = Bench(audit_rate=0.25)
-    drawn = [bench.serve(logits_of(PROMPT), namespace=f"tenant-{number % 4}") for number in range(800)]
+    drawn = [bench.serve(namespace=f"tenant-{number % 4}") for number in range(800)]
     assert all(30 < sum(drawn[tenant::4]) < 70 for tenant in range(4))
 
 
@@ -112,7 +112,7 @@ def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
     drawn = []
     for number in range(100):
         for num_chunk_hit, end in ((0, len(PROMPT)), (64, len(PROMPT) - 1)):
-            state = RequestState(RequestOptions(), num_chunk_hit=num_chunk_hit)
+            state = request_state(num_chunk_hit=num_chunk_hit)
             bench.audit.draw(request(PROMPT, pic=state, extend_end=end))
             assert not state.is_drawn
         drawn.append(bench.serve(logits_of([number])))
@@ -122,7 +122,7 @@ def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
 def test_nothing_runs_while_a_request_waits_or_a_pass_awaits_its_sampling() -> None:
     """With a grammar SGLang samples later, from logits in a buffer that another pass may write."""
     bench = Bench()
-    bench.serve(logits_of(PROMPT))
+    bench.serve()
     bench.scheduler.is_idle = False
     bench.run()
     launched = SimpleNamespace(delay_sample_func="to be sampled")
@@ -154,29 +154,17 @@ def test_rounds_of_prefill_count_as_those_of_decoding(mode: ForwardMode, monkeyp
     """A prefill server never decodes, and is not idle while rows are sent or awaited."""
     bench, hooked = Bench(), hooks_of(monkeypatch, between_rounds)
     between_rounds.install([bench.audit])
-    bench.serve(logits_of(PROMPT))
+    bench.serve()
     bench.scheduler.is_idle = False
     for _ in range(64):
-        hooked["managers.scheduler.Scheduler.process_batch_result"](
-            None, bench.scheduler, SimpleNamespace(forward_mode=mode), None
-        )
+        batch = SimpleNamespace(forward_mode=mode)
+        hooked["after Scheduler.process_batch_result"](None, bench.scheduler, batch, None)
     assert (bench.audit.report().num_audited, bench.audit.has_work) == (1, False)
-
-
-def test_the_scheduler_looks_for_requests_between_two_steps() -> None:
-    """Who comes while it waits for a step is served next, not behind another one."""
-    bench = Bench()
-    bench.serve(logits_of(PROMPT))
-    steps = []
-    for _ in range(6):
-        bench.audit.step_if_idle(bench.scheduler)
-        steps.append(bench.runner.num_steps)
-    assert steps == [1, 1, 2, 2, 3, 3]
 
 
 def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew_but_not_for_ever() -> None:
     bench = Bench()
-    bench.serve(logits_of(PROMPT))
+    bench.serve()
     bench.run(2)
     assert (bench.audit.num_slots, bench.free) == (len(PROMPT), POOL - len(PROMPT))
     assert bench.audit.release_slots() == len(PROMPT)
@@ -184,7 +172,7 @@ def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew_but_not_f
     bench.run()
     assert bench.counts == (1, 0, 0)
     assert bench.audit.report().mean_kl == 0, "nothing of the first attempt was used"
-    bench.serve(logits_of(PROMPT))
+    bench.serve()
     for _ in range(10):
         bench.run(1)
         bench.audit.release_slots()
@@ -219,8 +207,7 @@ class BolderBench(Bench):
 def test_the_next_bolder_preset_is_measured_on_the_same_request(wrong: int, page_size: int) -> None:
     bench = BolderBench(wrong, page_size=page_size)
     free = bench.free
-    bench.serve(logits_of(PROMPT))
-    bench.run()
+    bench.audit_one()
     report = bench.audit.report()
     assert (report.num_audited, report.mean_kl) == (1, 0)
     (found,) = report.bolder
@@ -233,19 +220,18 @@ def test_the_next_bolder_preset_is_measured_on_the_same_request(wrong: int, page
 def test_what_of_the_bolder_preset_cannot_be_measured_costs_the_audit_nothing() -> None:
     bench = BolderBench()
     free = bench.free
-    bench.serve(logits_of(PROMPT))
+    bench.serve()
     bench.run(4)
     assert bench.audit.num_slots > len(PROMPT), "the bolder one holds slots of its own"
     bench.audit.release_slots()
     assert bench.free == free
-    bench.serve(logits_of(PROMPT))
+    bench.serve()
     bench.run(3)
     bench.tree.donors = bench.tree.donors[:0]
     bench.run()
     bench.tree.donors = torch.arange(1, 1 + len(PROMPT))
     held = bench.tree.token_to_kv_pool_allocator.alloc(bench.free - len(PROMPT) - 20)
-    bench.serve(logits_of(PROMPT))
-    bench.run()
+    bench.audit_one()
     assert bench.counts == (3, 0, 0)
     assert bench.audit.report().bolder == []
     bench.tree.token_to_kv_pool_allocator.free(held)
@@ -257,8 +243,7 @@ def test_a_fault_in_the_copy_for_a_bolder_preset_leaves_no_slot_and_no_lock(monk
     free = bench.free
     bench.audit.recover = lambda *args, **_: faults.append(args)
     monkeypatch.setattr(bench, "splice", lambda *_: 1 / 0)
-    bench.serve(logits_of(PROMPT))
-    bench.run()
+    bench.audit_one()
     assert len(faults) == 1
     assert (bench.free, bench.tree.num_locks, bench.audit.has_work) == (free, 0, False)
 
@@ -266,9 +251,8 @@ def test_a_fault_in_the_copy_for_a_bolder_preset_leaves_no_slot_and_no_lock(monk
 def test_a_pool_with_no_room_skips() -> None:
     bench = Bench()
     held = bench.tree.token_to_kv_pool_allocator.alloc(POOL - len(PROMPT) + 1)
-    bench.serve(logits_of(PROMPT))
-    bench.serve(logits_of(PROMPT[:-1]), tokens=PROMPT[:-1])
-    bench.run()
+    bench.serve()
+    bench.audit_one(tokens=PROMPT[:-1])
     assert bench.counts == (1, 1, 0)
     bench.tree.token_to_kv_pool_allocator.free(held)
     assert bench.free == POOL
@@ -279,21 +263,10 @@ def test_a_prompt_takes_a_quarter_of_the_pool_at_most(page_size: int) -> None:
     """It would evict what requests come back to, for one number."""
     longest, bench = POOL // 4, Bench(page_size=page_size, num_evictable=POOL)
     for tokens in ([5] * (longest + 1), [6] * longest):
-        bench.serve(logits_of(tokens), tokens=tokens)
-    bench.run()
+        bench.audit_one(tokens=tokens)
     assert bench.series.by_label(SKIPPED) == {AuditSkip.TOO_LONG.value: 1}
     assert bench.counts == (1, 1, 0)
     assert bench.tree.evictable_size() == POOL - longest
-
-
-def moments(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, Callable[..., Any]]]:
-    """The hooks that the audit registers and when they are called, by the last name of their targets."""
-    hooks: dict[str, tuple[str, Callable[..., Any]]] = {}
-    monkeypatch.setattr(
-        between_rounds, "hook", lambda kind, target, call: hooks.update({target.rsplit(".", 1)[1]: (kind, call)})
-    )
-    between_rounds.install([audit])
-    return hooks
 
 
 @pytest.mark.parametrize("moment", ["release_memory_occupation", "begin_weight_update"])
@@ -302,36 +275,42 @@ def test_nothing_is_computed_once_memory_or_weights_are_not_the_servers(
 ) -> None:
     """To SGLang a server whose audits wait is idle: it may be told to unmap its weights or let others write them."""
     bench = Bench()
-    kind, hook = moments(bench.audit, monkeypatch)[moment]
-    assert kind == "before"
+    hooked = hooks_of(monkeypatch, between_rounds)
+    between_rounds.install([bench.audit])
     for _ in range(3):
-        bench.serve(logits_of(PROMPT))
+        bench.serve()
     bench.audit.step_if_idle(bench.scheduler)
     waited: list[bool] = []
     monkeypatch.setattr(torch.cpu.Event, "synchronize", lambda _: waited.append(True), raising=False)
-    hook("SGLang's manager of weights", "a request")
+    hooked[f"before SchedulerWeightUpdaterManager.{moment}"]("SGLang's manager of weights", "a request")
     assert waited, "the step that is queued has ended"
     assert bench.free == POOL
     bench.run()
     assert (bench.runner.num_steps, bench.audit.report().num_skipped) == (1, 3)
 
 
-@pytest.mark.parametrize("moment", ["flush", "end_weight_update", "record_weight_version_change"])
+_UPDATED = ("SchedulerWeightUpdaterManager.end_weight_update", "Scheduler.record_weight_version_change")
+
+
+@pytest.mark.parametrize("moment", ["flush", *_UPDATED])
 def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was spliced before is gone from the tree, or was of other weights, and says nothing of what comes."""
     bench = Bench()
-    kind, hook = {"flush": ("after", bench.audit.flush), **moments(bench.audit, monkeypatch)}[moment]
-    assert kind == "after"
+    hooked = hooks_of(monkeypatch, between_rounds)
+    between_rounds.install([bench.audit])
     for _ in range(bench.config.audit_min - 1):
         bench.serve_broken()
     for _ in range(3):
-        bench.serve(logits_of(PROMPT))
+        bench.serve()
     bench.run(2)
     assert bench.free < POOL, "in the middle of a prompt"
-    args = () if moment == "flush" else ("SGLang's answer", "SGLang's manager of weights", "a request")
-    assert hook(*args) in (None, "SGLang's answer")
+    if moment == "flush":
+        bench.audit.flush()
+    else:
+        answer = hooked[f"after {moment}"]("SGLang's answer", "SGLang's manager of weights", "a request")
+        assert answer in (None, "SGLang's answer")
     assert (bench.free, bench.audit.has_work) == (POOL, False)
     bench.run()
     assert bench.counts == (bench.config.audit_min - 1, 3, 0)
@@ -340,44 +319,37 @@ def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(
     assert bench.audit.report().suspended == []
 
 
-def test_an_adapter_of_the_batch_before_does_not_stay() -> None:
-    bench, prepared = Bench(), []
-    bench.runner.lora_manager = SimpleNamespace(
-        prepare_lora_batch=lambda batch: prepared.append((batch.lora_ids, batch.extend_seq_lens_cpu))
-    )
-    bench.serve(logits_of(PROMPT))
-    bench.run()
-    assert prepared == [([None], [STEP_TOKENS]), ([None], [STEP_TOKENS]), ([None], [44])]
-
-
 @pytest.mark.parametrize("is_overlapped", [False, True])
 def test_an_adapter_is_used_as_long_as_it_is_on_the_device(
     is_overlapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What loads beside forward passes is there at another round on each rank."""
+    """What loads beside forward passes is there at another round on each rank; no adapter of a batch before stays."""
     loading = SimpleNamespace(enable_lora_overlap_loading=is_overlapped)
     monkeypatch.setattr("sglang_pic.adapter.probe.prompt_pass.get_lora", lambda: loading)
     bench, there, prepared = Bench(), {"a": 1}, []
     bench.runner.lora_manager = SimpleNamespace(
         memory_pool=SimpleNamespace(uid_to_buffer_id=there),
-        prepare_lora_batch=lambda batch: prepared.append(*batch.lora_ids),
+        prepare_lora_batch=lambda batch: prepared.append((*batch.lora_ids, *batch.extend_seq_lens_cpu)),
     )
-    bench.serve(logits_of(PROMPT), lora_id="a")
-    bench.run()
-    assert prepared == ([] if is_overlapped else ["a"] * 3)
-    bench.serve(logits_of(PROMPT), lora_id="a")
+    bench.audit_one()
+    assert prepared == [(None, STEP_TOKENS), (None, STEP_TOKENS), (None, 44)]
+    prepared.clear()
+    bench.audit_one(lora_id="a")
+    assert [adapter for adapter, _ in prepared] == ([] if is_overlapped else ["a"] * 3)
+    bench.serve(lora_id="a")
     bench.run(1)
     del there["a"]
     bench.run()
-    assert bench.counts == ((0, 2, 0) if is_overlapped else (1, 1, 0))
+    assert bench.counts == ((1, 2, 0) if is_overlapped else (2, 1, 0))
     assert bench.free == POOL
     assert set(bench.series.by_label(SKIPPED)) == {AuditSkip.ADAPTER.value}
 
 
 def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
+    """A pass that gives no logits is not audited: scoring of several items has its numbers from elsewhere."""
     bench = Bench()
     reqs = [
-        request(PROMPT, pic=RequestState(RequestOptions(), is_drawn=drawn), output_ids=output_ids)
+        request(PROMPT, pic=request_state(is_drawn=drawn), output_ids=output_ids)
         for drawn, output_ids in ((False, []), (True, []), (True, [7]))
     ]
     watcher = audit_hooks.FirstTokens(bench.audit)
@@ -389,13 +361,8 @@ def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
     assert watcher.watch(SimpleNamespace(reqs=reqs)) is None, "a drawn request is kept once"  # type: ignore[arg-type]
     bench.run()
     assert (bench.audit.report().num_audited, bench.audit.report().mean_kl) == (1, 0)
-
-
-def test_a_pass_that_gives_no_logits_is_not_audited() -> None:
-    """Scoring of several items at once has its numbers from elsewhere, for all requests of the batch."""
-    bench = Bench()
-    req = request(pic=RequestState(RequestOptions(), is_drawn=True))
-    told = audit_hooks.FirstTokens(bench.audit).watch(SimpleNamespace(reqs=[req]))  # type: ignore[arg-type]
+    req = request(pic=request_state(is_drawn=True))
+    told = watcher.watch(SimpleNamespace(reqs=[req]))  # type: ignore[arg-type]
     assert told is not None
     told(SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=None)))
     assert (bench.audit.report().num_skipped, bench.audit.has_work) == (1, False)
@@ -407,7 +374,7 @@ def test_a_diverted_request_stays_so() -> None:
     for _ in range(2):
         while bench.audit.is_on(key):
             bench.serve_broken("bad")
-        state = RequestState(RequestOptions(), namespace=key, generation=bench.audit.generation(key), is_diverted=True)
+        state = request_state(namespace=key, generation=bench.audit.generation(key), is_diverted=True)
         bench.audit.resume(0)
         assert not bench.audit.serves(state)
     while bench.audit.is_on(key):
@@ -421,7 +388,7 @@ def test_a_diverted_request_stays_so() -> None:
 def test_what_was_spliced_before_a_suspension_is_not_computed_after_it() -> None:
     bench = Bench(audit_min=1)
     bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10], namespace="bad")
-    bench.serve(logits_of(PROMPT), namespace="good")
+    bench.serve(namespace="good")
     bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:11], namespace="bad")
     bench.run(2)
     assert not bench.audit.is_on(Namespace("bad"))
@@ -433,7 +400,7 @@ def test_what_was_spliced_before_a_suspension_is_not_computed_after_it() -> None
 def test_what_waits_is_bounded() -> None:
     bench = Bench()
     for _ in range(40):
-        bench.serve(logits_of(PROMPT))
+        bench.serve()
     assert bench.counts == (0, 24, 16)
 
 
@@ -445,7 +412,7 @@ def test_corruption_turns_its_namespace_off_and_says_so(sends_rows: bool, caplog
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
             bench.serve(logits_of([1]), tokens=short, namespace="bad")
-            bench.serve(logits_of(short), tokens=short, namespace="good")
+            bench.serve(tokens=short, namespace="good")
             bench.run(10)
     assert not bench.audit.is_on(Namespace("bad"))
     assert bench.audit.is_on(Namespace("good"))
@@ -457,9 +424,88 @@ def test_corruption_turns_its_namespace_off_and_says_so(sends_rows: bool, caplog
     assert ("/flush_cache" in message) == sends_rows
     (shown,) = bench.audit.report().suspended
     assert (shown.number, shown.extra_key, shown.num_audited) == (1, "bad", bench.config.audit_min)
-    old = RequestState(RequestOptions(), namespace=Namespace("bad"), generation=0)
+    old = request_state(namespace=Namespace("bad"), generation=0)
     assert bench.audit.resume(1)
     assert bench.audit.is_on(Namespace("bad"))
     assert not bench.audit.serves(old), "rows of the generation before reach nobody"
     assert not bench.audit.resume(1)
     assert bench.free == POOL
+
+
+@pytest.mark.parametrize(("rate", "change_rate", "shown"), [(0.1, 0.5, 0.5), (0.5, 0.1, 0.5)])
+def test_requests_behind_a_changed_field_are_drawn_more_often(rate: float, change_rate: float, shown: float) -> None:
+    settings = {"audit_rate": rate, "audit_change_rate": change_rate}
+    bench, other = Bench(**settings), Bench(**settings)
+    behind = [16 * (number % 2) for number in range(1_000)]
+    drawn = [bench.serve(num_behind_change=tokens) for tokens in behind]
+    assert abs(sum(drawn[::2]) - 500 * rate) < 50
+    assert abs(sum(drawn[1::2]) - 500 * shown) < 50
+    assert bench.audit.report().change_rate == shown
+    assert drawn == [other.serve(num_behind_change=tokens) for tokens in behind], "on every rank"
+
+
+@pytest.mark.parametrize(
+    ("window", "fields", "words"),
+    [
+        (Window.CHANGED, {"num_behind_change": 16}, ("behind a changed field", 'core.edit "recompile"')),
+        (
+            Window.INHERITED,
+            {"num_chunk_hit": 0, "num_inherited": 5},
+            ("that splice nothing and stand on spliced rows",),
+        ),
+    ],
+)
+def test_bad_answers_of_one_kind_of_requests_turn_a_namespace_off(
+    window: Window, fields: dict[str, int], words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many of its other requests are well, those among them that splice and inherit."""
+    bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
+    for _ in range(bench.config.audit_min):
+        assert bench.audit.is_on(Namespace("a"))
+        for _ in range(3):
+            bench.serve(tokens=short, namespace="a", num_inherited=5)
+        bench.serve(logits_of([1]), tokens=short, namespace="a", **fields)
+        bench.run(10)
+    assert not bench.audit.is_on(Namespace("a"))
+    report = bench.audit.report()
+    assert [shown.window for shown in report.suspended] == [window]
+    plain, bad = report.windows[Window.PLAIN], report.windows[window]
+    assert (plain.num_audited, plain.mean_kl, bad.num_audited) == (48, 0, 16)
+    assert report.mean_kl == pytest.approx(bad.mean_kl / 4)
+    shown = [(SUSPENDED, window.value), (SUSPENDED, "plain"), (WORST_KL, window.value)]
+    assert [bench.series.level(*each) for each in shown] == [1, 0, bad.worst_window_kl]
+    (record,) = caplog.records
+    for part in (f"16 audited requests {words[0]} KL", '"pic_audit_resume": 1', *words):
+        assert part in record.getMessage()
+    bench.audit.resume(0)
+    assert [bench.series.level(*each) for each in shown] == [0, 0, 0]
+
+
+def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFixture) -> None:
+    """None of them has enough audits to be switched off; whoever watches is told once, and again after it was well."""
+    bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
+    shown = bench.series.levels[UNDECIDED_KL.name, None]
+
+    def audit(logits: torch.Tensor, users: range) -> None:
+        for user in users:
+            bench.serve(logits, tokens=short, namespace=f"user-{user}")
+            bench.run(3)
+
+    with caplog.at_level(logging.WARNING):
+        audit(logits_of([1]), range(bench.config.audit_min - 1))
+        assert (caplog.records, shown[-1], bench.audit.report().undecided) == ([], 0, None)
+        audit(logits_of([1]), range(100, 110))
+        (record,) = caplog.records
+        assert record.levelno == logging.ERROR
+        for part in ("16 namespaces", "last 16 audited", "No single namespace has the 16", "SPLICING STAYS ON"):
+            assert part in record.getMessage()
+        undecided = bench.audit.report().undecided
+        assert undecided is not None
+        assert undecided.kl == shown[-1] > 0.2
+        assert all(bench.audit.is_on(Namespace(f"user-{user}")) for user in range(25))
+        audit(logits_of(short), range(200, 240))
+        assert shown[-1] == 0
+        audit(logits_of([1]), range(300, 340))
+        assert len(caplog.records) == 2
+        bench.audit.flush()
+        assert (shown[-1], bench.audit.report().undecided) == (0, None)

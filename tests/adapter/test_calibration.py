@@ -14,34 +14,18 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.core import CostModel
 from sglang_pic.core.costs import report
-from tests.adapter.builders import TRANSLATOR
+from tests.adapter.builders import BareRunner
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
 
-class Machine:
+class Machine(BareRunner):
     """A runner and a splicer whose work only moves a clock on, in microseconds."""
 
-    device = "cpu"
-    spec_algorithm = None
-    lora_manager = None
-    shared_read_done_event = None
-    prefill_cuda_graph_runner = None
-    attn_backend = SimpleNamespace()
-    model_config = SimpleNamespace(vocab_size=1_000, model_is_mrope=False)
-    kv_index_translator, prefill_aware_swa = TRANSLATOR, False
-
-    def __init__(
-        self,
-        *,
-        floor: float,
-        token: float,
-        gap_floor: float = 0.0,
-        gap: float = 0.0,
-        splice: float = 0.0,
-        noise: float = 0.0,
-    ) -> None:
-        self.floor, self.token, self.gap_floor, self.gap, self.launch = floor, token, gap_floor, gap, splice
+    def __init__(self, *, floor: float, token: float, noise: float = 0.0, **costs: float) -> None:
+        super().__init__(32_768)
+        self.floor, self.token = floor, token
+        self.gap_floor, self.gap, self.launch = (costs.get(name, 0.0) for name in ("gap_floor", "gap", "splice"))
         self._noise, self._random, self.now_us = noise, random.Random(0), 0.0
         self.passes: list[tuple[int, int, bool]] = []
         self.geometry = SimpleNamespace(max_shift=8_192)
@@ -50,7 +34,6 @@ class Machine:
             device=torch.device("cpu"),
             fill=lambda *_: None,
         )
-        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, 32_768), dtype=torch.int32))
         self.token_to_kv_pool_allocator = SimpleNamespace(size=65_535)
         self.path = ForwardPath(self)  # type: ignore[arg-type]
 
@@ -158,32 +141,26 @@ def test_a_slope_within_noise_is_not_trusted_and_said_so(caplog: pytest.LogCaptu
     assert "8192 take 4" in record.getMessage()
     assert cost.computed_token_us == pytest.approx(4_000 / 8_192, rel=0.05)
     assert learnt_us(cost, 32_768, 16_384) > 0, "two passes of four"
+    caplog.clear()
+    Machine(floor=6_000.0, token=32.0, **OVERHEAD, noise=0.02).learn()
+    assert caplog.records == [], "a clear slope"
 
 
-def test_a_clear_slope_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    machine = Machine(floor=6_000.0, token=32.0, **OVERHEAD, noise=0.02)
-    with caplog.at_level(logging.INFO):
-        report(machine.learn(), context_len=8_192)
-    (record,) = caplog.records
-    assert record.levelno == logging.INFO
-    assert "shortest run worth splicing alone" in record.getMessage()
-
-
-def test_a_gate_that_takes_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("context_len", [8_192, 32_768])
+def test_a_gate_that_takes_nothing_says_so_and_another_what_it_takes(
+    context_len: int, caplog: pytest.LogCaptureFixture
+) -> None:
     cost = CostModel(computed_token_us=0.5, spliced_token_us=0.1, gap_us=0.0, request_us=900.0, floor_us=4_000.0)
     with caplog.at_level(logging.INFO):
-        report(cost, context_len=8_192)
+        report(cost, context_len=context_len)
     (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    message = record.getMessage()
-    assert "will reject every run, up to the context's 8192 tokens" in message
-    assert "a computed token takes 0.5 us" in message
-    assert "the shortest pass 4000" in message
-    assert 'cost_gate to "off"' in message
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        report(cost, context_len=32_768)
-    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    takes_nothing = context_len == 8_192
+    assert record.levelno == (logging.WARNING if takes_nothing else logging.INFO)
+    said = ["shortest run worth splicing alone"]
+    if takes_nothing:
+        said = ["will reject every run, up to the context's 8192 tokens", 'cost_gate to "off"']
+        said += ["a computed token takes 0.5 us", "the shortest pass 4000"]
+    assert [part for part in said if part not in record.getMessage()] == []
 
 
 @pytest.mark.parametrize("max_sequences", [2, 3, 1_000])
@@ -207,14 +184,8 @@ def test_a_slow_machine_is_not_kept_waiting() -> None:
 
 def test_the_shortest_run_is_the_first_that_saves() -> None:
     for floor, gap_floor in ((0.0, 0.0), (900.0, 0.0), (900.0, 1_500.0)):
-        cost = CostModel(
-            computed_token_us=3.0,
-            spliced_token_us=0.5,
-            gap_us=70.0,
-            request_us=200.0,
-            floor_us=floor,
-            gap_floor_us=gap_floor,
-        )
+        costs = {"computed_token_us": 3.0, "spliced_token_us": 0.5, "gap_us": 70.0, "request_us": 200.0}
+        cost = CostModel(**costs, floor_us=floor, gap_floor_us=gap_floor)
         for prompt_len in (2, 100, 500, 600, 1_000, 5_000):
             saving = [n for n in range(1, prompt_len) if learnt_us(cost, prompt_len, n) > 0]
             assert cost.shortest_run(prompt_len) == (saving[0] if saving else None), (floor, gap_floor, prompt_len)

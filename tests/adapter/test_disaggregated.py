@@ -19,17 +19,15 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_pic.adapter import disaggregation
 from sglang_pic.adapter.serve import frontend, scheduler
 from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
-from tests.adapter.builders import hooks_of, request
+from tests.adapter.builders import hooks_of, request, request_state
 
 pytestmark = pytest.mark.feature("PD disaggregation")
 
-_ASKED = "managers.schedule_batch.Req.build_rebootstrap_payload"
-_COMMITTED = "disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req"
-_RECEIVED = "managers.schedule_batch.Req.__init__"
+_ASKED, _RECEIVED = "after Req.build_rebootstrap_payload", "after Req.__init__"
+_COMMITTED, _SENT = "around DecodeTransferQueue._commit_transfer_to_req", "after MetadataBuffers.set_buf"
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ _EACH_KEY = pytest.mark.parametrize(
     "fields", [{}, {"extra_key": "k", "cache_salt": "s"}, {"extra_key": "kl", "lora_id": "l"}], ids=["", "key", "lora"]
 )
 _EACH_LANE = pytest.mark.parametrize(
-    "options", [{}, {"mode": "off"}, {"edit": "recompile"}, {"seam_tokens": 3}, {"bad": 1}], ids=str
+    "options", [{}, {"mode": "off"}, {"edit": "recompile"}, {"edit": "notes"}, {"seam_tokens": 3}, {"bad": 1}], ids=str
 )
 
 
@@ -58,7 +56,7 @@ def test_a_request_has_one_key_on_both_servers(
     scheduler.receive(here, Auditor(), ReusePolicy())
     hooked[_RECEIVED](None, there)
     assert there.extra_key == here.extra_key
-    is_unmarked = options in ({}, {"seam_tokens": 3}) and not there.lora_id
+    is_unmarked = options in ({}, {"edit": "notes"}, {"seam_tokens": 3}) and not there.lora_id
     assert (there.extra_key == request(asked=options, **fields).extra_key) == is_unmarked
 
 
@@ -107,7 +105,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     """SGLang fills a row of its buffers for a request, which the transfer engine copies."""
     buffers = utils.MetadataBuffers(4, 8, torch.float32, 8)
     counts = {"num_chunk_hit": 70_000, "num_behind_change": 300, "num_guarded": 20, "num_inherited": 90}
-    state = RequestState(RequestOptions(), **counts)
+    state = request_state(**counts)
     req = SimpleNamespace(
         **{"metadata_buffer_index": 2, "output_ids": array("q", [7]), "cached_tokens": 70_100, "pic": state},
         **{"cached_tokens_device": 100, "cached_tokens_host": 0, "cached_tokens_storage": 0, "bootstrap_room": 9},
@@ -118,7 +116,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     buffers.cached_tokens.fill_(-1)
     buffers.set_buf(req)
     own = buffers.cached_tokens[2].clone()
-    hooked["disaggregation.utils.MetadataBuffers.set_buf"](None, buffers, req)
+    hooked[_SENT](None, buffers, req)
     assert own[disaggregation._COUNTS].tolist() == [-1] * 4, "places that SGLang leaves empty"
     assert buffers.cached_tokens[2, :12].tolist() == own[:12].tolist()
     there = request(asked={})
@@ -138,9 +136,8 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     )
     assert refused.pic.num_chunk_hit == 0
     there.cached_tokens, there.cached_tokens_host, there.cached_tokens_storage = 70_100, 0, 0
-    shown = hooked["managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details"](
-        {"device": 100, "host": 0}, None, there
-    )
+    details = hooked["after SchedulerOutputStreamer.get_cached_tokens_details"]
+    shown = details({"device": 100, "host": 0}, None, there)
     ours = {"pic": 70_000, "pic_behind_change": 300, "pic_guarded": 20, "pic_inherited": 90}
     assert shown == {"device": 70_100, "host": 0, **ours}
 
@@ -153,6 +150,6 @@ def test_counts_that_fail_end_no_server(
     queue = SimpleNamespace(metadata_buffers=SimpleNamespace(cached_tokens=None))
     decode_req = SimpleNamespace(req=request(asked={}), metadata_buffer_index=0)
     hooked[_COMMITTED](lambda *each: committed.append(each), queue, decode_req)
-    hooked["disaggregation.utils.MetadataBuffers.set_buf"](None, queue.metadata_buffers, request(asked={}))
+    hooked[_SENT](None, queue.metadata_buffers, request(asked={}))
     assert committed == [(queue, decode_req)]
     assert len(caplog.messages) == 2

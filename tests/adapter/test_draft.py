@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +15,18 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_pic.adapter import draft_workers
+from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.draft import named, read_drafts
 from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.platform import speculation
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
-from tests.adapter.builders import request, scheduled, splice
-from tests.adapter.test_faults import fail, half
+from tests.adapter.builders import fail, request, request_state, scheduled, splice
 from tests.adapter.test_live_rows import Runner, geometry_of
 
 pytestmark = pytest.mark.usefixtures("no_groups")
@@ -55,16 +57,30 @@ class DraftRunner(Runner):
         return (own + states.view_as(own)) / 2
 
 
+def half(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A pass that raises the first time, when its rows are written."""
+    calls: list[None] = []
+
+    def run(batch: Any) -> Any:
+        calls.append(None)
+        output = compute(batch)
+        if len(calls) == 1:
+            batch.mm_inputs = ["noted on the way"]
+            fail()
+        return output
+
+    return run
+
+
 class Pair:
-    """A target and its draft over the same slots, and requests on them as SGLang's worker serves them.
+    """A target and its draft, if any, over the same slots, and requests on them as SGLang's worker serves them.
 
     Of several heads each is given the tokens shifted by one more.
     """
 
-    def __init__(self, *, reads_hidden_states: bool, num_heads: int = 1) -> None:
+    def __init__(self, *, reads_hidden_states: bool = False, num_heads: int = 1) -> None:
         self.target = Runner()
         self.heads = [DraftRunner(reads_hidden_states=reads_hidden_states) for _ in range(num_heads)]
-        self.draft = self.heads[0]
         for head in self.heads:
             head.req_to_token_pool = self.target.req_to_token_pool
         self.table = self.target.req_to_token_pool.req_to_token
@@ -72,28 +88,45 @@ class Pair:
         self.path = ForwardPath(splicer_of(self.target), draft_splicers=[*map(splicer_of, self.heads)])
         for runner in (self.target, *self.heads):
             runner.path = self.path
+        self.released: list[str] = []
         self.noted: list[tuple[object, ...]] = []
-        self.path.recover = lambda *given, **how: self.noted.append((*given[:2], how["is_admitted"]))
+        self.path.recover = lambda *given, **how: self.noted.append((*given, how["is_admitted"], how["in_pass"]))
 
-    def prefill(self, slots: torch.Tensor, position: int, pending: PendingSplice | None, following: int) -> None:
-        """The target's pass, then the draft's over tokens that are shifted by one, `following` behind the last."""
+    def prefill(
+        self,
+        slots: torch.Tensor,
+        position: int,
+        pending: PendingSplice | None,
+        following: int,
+        arm: Callable[[], object] = lambda: None,
+    ) -> None:
+        """The target's pass, then the draft's over tokens that are shifted by one, `following` behind the last.
+
+        Each leaves its batch as it was; `arm` is called when the first is laid out.
+        """
         self.table[0, :END] = slots.to(self.table.dtype)
-        state = RequestState(None, pending=pending)  # type: ignore[arg-type]
+        state = request_state(pending=pending)
         req = request(pic=state, kv=SimpleNamespace(req_pool_idx=0))
         batch = scheduled([req], [END])
 
         def run(runners: list[Any], tokens: torch.Tensor, states: torch.Tensor | None) -> Any:
             made: Any = trial_batch(runners[0], [END], first_position=position, input_ids=tokens, slots=slots)
             made.spec_info = SimpleNamespace(hidden_states=states)
+            before = {name: value for name, value in vars(made).items() if not isinstance(value, torch.Tensor)}
             self.path._prepare(made, object, batch, runners[0])  # type: ignore[arg-type]
+            if runners[0] is self.target:
+                arm()
             for runner in runners:
                 output = runner.forward(replace(made) if len(runners) > 1 else made)
                 made.input_ids[:] = torch.cat((made.input_ids[1:], torch.tensor([following])))
+            assert {name: vars(made)[name] for name in before} == before
+            assert len(made.input_ids) == END
             return output.logits_output.hidden_states.flatten(1)
 
         states = run([self.target], self.tokens.clone(), None)
-        shifted = torch.cat((self.tokens[1:], torch.tensor([following])))
-        run(self.heads, shifted, states if self.draft.reads_hidden_states else None)
+        if self.heads:
+            shifted = torch.cat((self.tokens[1:], torch.tensor([following])))
+            run(self.heads, shifted, states if self.heads[0].reads_hidden_states else None)
 
     def spliced(self, arm: Callable[[], object] = lambda: None) -> list[float]:
         """How far rows are from those of a full prefill, the target's and any head's, at gaps and at runs."""
@@ -101,11 +134,11 @@ class Pair:
         self.prefill(HERE, 0, None, following=6)
         whole = [rows_of(runner) for runner in (self.target, *self.heads)]
         for runner in (self.target, *self.heads):
-            for buffer in (*runner.token_to_kv_pool.k_buffer, *runner.token_to_kv_pool.v_buffer):
+            for buffer in runner.buffers:
                 buffer[HERE] = 9.0
-        arm()
         moved = splice(0, END, *((a, b, -DONOR_POSITION) for a, b in RUNS), slots=int(DONOR_SLOTS[0]))
-        self.prefill(HERE, 0, moved, following=6)
+        moved.locks.callback(self.released.append, "donors")
+        self.prefill(HERE, 0, moved, following=6, arm=arm)
         at_runs = torch.zeros(END, dtype=torch.bool)
         for start, end in RUNS:
             at_runs[start:end] = True
@@ -122,8 +155,7 @@ def splicer_of(runner: Runner) -> Splicer:
 
 
 def rows_of(runner: Runner) -> torch.Tensor:
-    pool = runner.token_to_kv_pool
-    return torch.cat([buffer[HERE].flatten(1) for buffer in (*pool.k_buffer, *pool.v_buffer)], dim=1)
+    return torch.cat([buffer[HERE].flatten(1) for buffer in runner.buffers], dim=1)
 
 
 KINDS = {
@@ -139,23 +171,8 @@ def test_rows_of_target_and_draft_are_those_of_a_full_prefill(kind: str) -> None
     """At a gap's end the draft reads the next token of the prompt, which is a run's, and the gap's hidden state."""
     pair = Pair(**KINDS[kind])  # type: ignore[arg-type]
     assert max(pair.spliced()) < 2e-2, "as far off as bfloat16 rounds"
-    assert pair.draft.positions == [DONOR_POSITION, 0, 0]
+    assert pair.heads[0].positions == [DONOR_POSITION, 0, 0]
     assert pair.noted == []
-
-
-def test_a_draft_that_is_not_spliced_or_not_narrowed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The measure of the test above tells."""
-    pair = Pair(reads_hidden_states=True)
-    monkeypatch.setattr(pair.path._draft_splicers[0], "splice", lambda *_: None)
-    assert pair.spliced()[3] > 0.5
-    pair, prepare = Pair(reads_hidden_states=True), ForwardPath._prepare
-
-    def forget(path: ForwardPath, *args: Any) -> None:
-        path._for_draft = None
-        prepare(path, *args)
-
-    with pytest.raises(AssertionError, match="a hidden state for each token"):
-        pair.spliced(lambda: monkeypatch.setattr(ForwardPath, "_prepare", forget))
 
 
 @kinds
@@ -173,7 +190,7 @@ def test_a_fault_before_the_drafts_pass_computes_both_whole(
             monkeypatch.setattr(pair.target, "compute", half(pair.target.compute))
 
     assert pair.spliced(arm) == [0, 0, 0, 0]
-    assert [note[1:] for note in pair.noted] == [(stage, True)]
+    assert [(note[1], note[3]) for note in pair.noted] == [(stage, True)]
 
 
 @kinds
@@ -183,20 +200,19 @@ def test_a_fault_in_the_drafts_pass_costs_what_the_draft_knows_of_the_runs_at_mo
     """The target has computed its gaps: there are hidden states of these alone; heads behind it compute all, too."""
     pair = Pair(**KINDS[kind])  # type: ignore[arg-type]
     target_gaps, target_runs, _, draft_runs = pair.spliced(
-        lambda: monkeypatch.setattr(pair.draft, "compute", half(pair.draft.compute))
+        lambda: monkeypatch.setattr(pair.heads[0], "compute", half(pair.heads[0].compute))
     )
     assert max(target_gaps, target_runs) < 2e-2
     assert (draft_runs < 2e-2) == (kind == "standalone")
     # What was spliced of the target was, and stays counted.
-    assert [note[1:] for note in pair.noted] == [(Fallback.FAULT_GAPS, False)]
+    assert [(note[1], note[3]) for note in pair.noted] == [(Fallback.FAULT_GAPS, False)]
     assert pair.path._running is None
 
 
 @pytest.mark.parametrize("reads_hidden_states", [True, False], ids=["eagle", "standalone"])
 def test_start_up_checks_the_rows_of_the_draft(reads_hidden_states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = DraftRunner(reads_hidden_states=reads_hidden_states)
-    pool = runner.token_to_kv_pool
-    before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+    before = [buffer.clone() for buffer in runner.buffers]
 
     def given(tokens: torch.Tensor) -> Any:
         return SimpleNamespace(hidden_states=runner.embedding[tokens % 97].flatten(1) if reads_hidden_states else None)
@@ -207,8 +223,7 @@ def test_start_up_checks_the_rows_of_the_draft(reads_hidden_states: bool, monkey
 
     keys, unread = check()
     assert (keys < 5e-2, unread < 0.1) == (True, True)
-    for buffer, old in zip((*pool.k_buffer, *pool.v_buffer), before, strict=True):
-        assert torch.equal(buffer, old)
+    assert all(map(torch.equal, runner.buffers, before))
     runner.reads_prefix = False
     with pytest.raises(UnsupportedError, match="tokens behind a splice do not read its rows"):
         check()
@@ -282,3 +297,24 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
     refuses(r", trtllm_mha with --speculative-draft-attention-backend; else")
     with pytest.raises(ValueError, match=r"^not ours$"), named(worker.draft_runner):
         raise ValueError("not ours")
+
+
+@pytest.mark.skipif(installed_version() != BUILT_FOR, reason="other versions may refuse servers with a draft")
+def test_every_operator_that_is_replaced_is_there() -> None:
+    missing = [
+        f"{module}.{name}"
+        for module, functions in speculation._REPLACED.items()
+        for name in functions
+        if not hasattr(import_module(module), name)
+    ]
+    assert missing == []
+
+
+def test_what_needs_a_kernel_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is replaced."""
+    flag = "speculative_use_rejection_sampling"
+    flags = SimpleNamespace(**{flag: True})
+    monkeypatch.setattr("sglang.srt.runtime_context.get_spec", lambda: flags)
+    monkeypatch.setattr(speculation, "_REPLACED", {"no.such.module": {}})
+    with pytest.raises(UnsupportedError, match=rf"^--{flag.replace('_', '-')} does not work .*; remove it\.$"):
+        speculation.install()

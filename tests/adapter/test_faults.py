@@ -13,26 +13,24 @@ import torch
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.namespace import tree_key
-from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve import forward, scheduler
 from sglang_pic.adapter.serve.accounting import FALLBACKS, TOKENS, UNDONE, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import SWITCHED_OFF, Faults
-from sglang_pic.adapter.serve.forward import _ATTRIBUTE, ForwardPath, _Pass
-from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.scheduler import receive
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Plan
 from sglang_pic.runtime.splice import Splicer
-from tests.adapter.builders import Kept, hooks_of, make_planning, request, scheduled, splice
+from tests.adapter.builders import Broken, Kept, fail, hooks_of, make_planning, request, scheduled, splice
 from tests.adapter.test_admission import adder
-from tests.adapter.test_live_rows import Runner
+from tests.adapter.test_draft import END, Pair, half
 from tests.adapter.test_pins import Server, text
 
 LIMIT = 3
@@ -41,14 +39,6 @@ PROMPT = [*text(8, 40), *TEXT]
 REUSED = len(TEXT) - 32 - 1
 """What of it is spliced: neither the rows that stood in the attention sink nor the last token."""
 _CORE = CoreConfig(tail_tokens=0, seam_tokens=0, min_spliced_tokens=8, max_field_tokens=0)
-
-
-class Broken(Exception):
-    """Nothing of ours raises this."""
-
-
-def fail(*_: object, **__: object) -> None:
-    raise Broken("on purpose")
 
 
 class Rank(Server):
@@ -244,7 +234,7 @@ def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch
     scheduler.install(rank.tree, _CORE)
     monkeypatch.setattr(scheduler, "parse_options", fail)
     req = request(extra_key="tenant", cache_salt="salt")
-    hooked["managers.schedule_batch.Req.__init__"](None, req)
+    hooked["after Req.__init__"](None, req)
     state: RequestState = req.pic
     assert state.options.mode is Mode.OFF
     assert (req.extra_key, state.namespace.extra_key) == (tree_key("tenant", lane="off"), "tenant")
@@ -269,115 +259,44 @@ def _caused_by(error: Exception) -> Exception:
     return raised
 
 
-_PREFIX, _END, _RUNS = 0, 40, ((10, 20, 4), (24, 36, -2))
-
-
-class Pass:
-    """A gap batch of one request on a runner that computes, and the rows that it should leave."""
-
-    def __init__(self) -> None:
-        self.runner = Runner()
-        self.splicer = self.runner.splicer()
-        self.path = self.runner.path
-        assert self.path is not None
-        self.table = self.runner.req_to_token_pool.req_to_token
-        self.slots = torch.arange(1, 1 + _END)
-        self.table[0, :_END] = self.slots.to(self.table.dtype)
-        self.tokens = torch.arange(_END) * 7 % 1_000
-        self.runner.forward(self.batch())
-        self.whole = self.rows()
-        for buffer in self.buffers:
-            buffer[self.slots] = 9.0
-        self.released: list[str] = []
-        self.noted: list[tuple[object, ...]] = []
-        self.req = SimpleNamespace(pic=RequestState(None))  # type: ignore[arg-type]
-        self.path.recover = lambda *given, **how: self.noted.append((*given, how["is_admitted"], how["in_pass"]))
-
-    @property
-    def buffers(self) -> list[torch.Tensor]:
-        pool = self.runner.token_to_kv_pool
-        return [*pool.k_buffer, *pool.v_buffer]
-
-    def rows(self) -> list[torch.Tensor]:
-        return [buffer[self.slots].clone() for buffer in self.buffers]
-
-    def batch(self) -> Any:
-        return trial_batch(self.runner, [_END], input_ids=self.tokens, slots=self.slots)  # type: ignore[arg-type]
-
-    def pending(self) -> PendingSplice:
-        made = splice(_PREFIX, _END, *_RUNS, slots=100)
-        made.locks.callback(self.released.append, "donors")
-        return made
-
-    def run(self, arm: Callable[[], object]) -> None:
-        """The pass, with the gap batch on it, armed when all is laid out; the batch is left as it was."""
-        batch, row = self.batch(), self.table[0]
-        gap = build_gap_batch([self.pending()], [_PREFIX], [_END], [_END], [row], torch.device("cpu"))
-        before = {name: value for name, value in vars(batch).items() if not isinstance(value, torch.Tensor)}
-        setattr(batch, _ATTRIBUTE, _Pass(gap, (), [self.req]))  # type: ignore[list-item]
-        arm()
-        self.runner.forward(batch)
-        assert {name: vars(batch)[name] for name in before} == before
-        assert len(batch.input_ids) == _END
-
-
-def half(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A pass that raises the first time, when its rows are written."""
-    calls: list[None] = []
-
-    def run(batch: Any) -> Any:
-        calls.append(None)
-        output = compute(batch)
-        if len(calls) == 1:
-            batch.mm_inputs = ["noted on the way"]
-            fail()
-        return output
-
-    return run
-
-
-STAGES: dict[str, tuple[Callable[[Pass, pytest.MonkeyPatch], object], Fallback]] = {
-    "splice": (lambda made, patch: patch.setattr(Splicer, "splice", fail), Fallback.FAULT_SPLICE),
+STAGES: dict[str, tuple[Callable[[Pair, pytest.MonkeyPatch], object], Fallback]] = {
+    "splice": (lambda _, patch: patch.setattr(Splicer, "splice", fail), Fallback.FAULT_SPLICE),
     "choose": (lambda _, patch: patch.setattr(forward, "replays_gaps", fail), Fallback.FAULT_GAPS),
     "narrow": (lambda _, patch: patch.setattr(GapBatch, "_narrow_fields", fail), Fallback.FAULT_GAPS),
-    "bind": (lambda made, patch: patch.setattr(made.runner.kv_index_translator, "own_plan", fail), Fallback.FAULT_GAPS),
-    "pass": (lambda made, patch: patch.setattr(made.runner, "compute", half(made.runner.compute)), Fallback.FAULT_GAPS),
+    "bind": (lambda made, patch: patch.setattr(made.target.kv_index_translator, "own_plan", fail), Fallback.FAULT_GAPS),
+    "pass": (lambda made, patch: patch.setattr(made.target, "compute", half(made.target.compute)), Fallback.FAULT_GAPS),
 }
 
 
 @pytest.mark.usefixtures("no_groups")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fault_in_the_forward_pass_computes_the_batch_whole(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    made = Pass()
+    made = Pair(num_heads=0)
     arm, reason = STAGES[stage]
-    made.run(lambda: arm(made, monkeypatch))
-    for found, right in zip(made.rows(), made.whole, strict=True):
-        assert torch.equal(found, right), "every row is that of a full prefill"
-    ((reqs, noted, error, is_admitted, was_in_pass),) = made.noted
-    assert (reqs, noted, is_admitted, was_in_pass) == ([made.req], reason, True, stage == "pass")
+    assert made.spliced(lambda: arm(made, monkeypatch)) == [0, 0], "every row is that of a full prefill"
+    ((_, noted, error, is_admitted, was_in_pass),) = made.noted
+    assert (noted, is_admitted, was_in_pass) == (reason, True, stage == "pass")
     assert isinstance(error, Broken)
     assert made.released == ["donors"]
-    assert made.path is not None
     assert made.path._running is None
 
 
 @pytest.mark.usefixtures("no_groups")
 def test_a_layout_that_fails_gives_the_donors_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Pass()
-    assert isinstance(made.path, ForwardPath)
-    made.req.pic.pending = made.pending()
+    made, moved, batch = Pair(num_heads=0), splice(0, END, (10, 20, 4)), SimpleNamespace()
+    moved.locks.callback(made.released.append, "donors")
+    req = request()
+    req.pic.pending = moved
     monkeypatch.setattr(made.path, "lay_out", fail)
-    batch = SimpleNamespace()
-    made.path._prepare(batch, object, scheduled([made.req], [_END]), None)  # type: ignore[arg-type]
-    assert (vars(batch), made.released, made.req.pic.pending) == ({}, ["donors"], None)
-    assert [note[:2] for note in made.noted] == [([made.req], Fallback.FAULT_GAPS)]
+    made.path._prepare(batch, object, scheduled([req], [END]), None)  # type: ignore[arg-type]
+    assert (vars(batch), made.released, req.pic.pending) == ({}, ["donors"], None)
+    assert [note[:2] for note in made.noted] == [([req], Fallback.FAULT_GAPS)]
 
 
 @pytest.mark.usefixtures("no_groups")
 def test_a_fault_while_the_server_starts_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Pass()
-    assert made.path is not None
+    made = Pair(num_heads=0)
     made.path.recover = None
     with pytest.raises(Broken):
-        made.run(lambda: monkeypatch.setattr(Splicer, "splice", fail))
+        made.spliced(lambda: monkeypatch.setattr(Splicer, "splice", fail))
     assert made.released == ["donors"]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.srt.lora.backend import lora_registry as backends
+from sglang.srt.lora.lora_manager import LoRAManager
 
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from tests.adapter.builders import TRANSLATOR, extend_batch, plan, splice
+from tests.adapter.builders import BareRunner, extend_batch, plan, request_state, splice
+from tests.e2e import plugins
 
 
 def test_mixed_batch_layout() -> None:
@@ -64,30 +71,113 @@ def test_a_batch_without_runs_is_laid_out_as_it_is() -> None:
     assert all(each.numel() == 0 for each in (gap.splice.src, gap.splice.dst, gap.splice.shifts))
 
 
-def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
-    """A request with an adapter beside a spliced one: SGLang prepared adapters for the batch as it was before."""
+def test_media_go_with_the_tokens_that_are_computed() -> None:
+    """Of the second request's media its own sequence must know, and its tokens what kind they are.
+
+    The last test shows the same of adapters.
+    """
     spliced = splice(0, 20, (6, 12, -3))
     rows = [torch.arange(100, 164), torch.arange(200, 264)]
     gap = build_gap_batch([spliced, None], [0, 10], [20, 5], [20, 5], rows, torch.device("cpu"))
-    prepared: list[tuple[object, ...]] = []
-
-    def prepare(batch: SimpleNamespace) -> None:
-        lens = batch.extend_seq_lens_cpu
-        assert batch.extend_seq_lens.tolist() == lens
-        prepared.append((batch.batch_size, lens, batch.extend_logprob_start_lens_cpu, batch.lora_ids))
-
-    adapters = SimpleNamespace(prepare_lora_batch=prepare)
-    runner = SimpleNamespace(lora_manager=adapters, kv_index_translator=TRANSLATOR, prefill_aware_swa=False)
-    # Of the second request's media its own sequence must know, and its tokens what kind they are.
     media = {"mm_inputs": [None, "image"], "mm_token_modalities": torch.tensor([0] * 20 + [1] * 5)}
     slots = torch.cat([rows[0][:20], rows[1][10:15]])
-    batch = extend_batch(
-        [20, 5], prefix_lens=[0, 10], rows=[1, 2], out_cache_loc=slots, lora_ids=[None, "adapter"], **media
-    )
-    with gap.narrowed(batch, runner):
-        assert batch.lora_ids == [None, None, "adapter"]
+    batch = extend_batch([20, 5], prefix_lens=[0, 10], rows=[1, 2], out_cache_loc=slots, **media)
+    with gap.narrowed(batch, BareRunner(1)):  # type: ignore[arg-type]
         assert batch.mm_inputs == [None, None, "image"]
         assert batch.mm_token_modalities.tolist() == [0] * 14 + [1] * 5
         assert batch.extend_seq_lens.tolist() == [6, 8, 5]
-    assert prepared == [(2, [14, 5], [14, 5], [None, "adapter"])]
-    assert (batch.batch_size, batch.lora_ids) == (2, [None, "adapter"])
+    assert (batch.batch_size, batch.mm_inputs) == (2, [None, "image"])
+
+
+_SLOTS = {None: 0, "one": 1, "two": 2}
+
+
+@pytest.fixture
+def pageable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's tables lie in pinned memory, which only an accelerator's driver gives."""
+    for owner, name in ((torch.Tensor, "pin_memory"), (torch, "tensor"), (torch, "empty"), (torch, "zeros")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    plugins.without_pinned_memory()
+
+
+def make_manager(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """SGLang's manager of adapters, as far as it prepares a batch."""
+    kind = backends.get_backend_from_name(name)
+    chunked = SimpleNamespace(max_lora_chunk_size=16)
+    monkeypatch.setattr("sglang.srt.lora.backend.chunked_backend.get_lora", lambda: chunked)
+    manager = LoRAManager.__new__(LoRAManager)
+    manager.lora_backend = kind(max_loras_per_batch=3, device=torch.device("cpu"), server_args=None)
+    manager.attn_dp_enabled, manager.max_loras_per_batch = False, 3
+    manager.memory_pool = SimpleNamespace(uid_to_buffer_id=_SLOTS, get_buffer_id=_SLOTS.__getitem__)
+    manager.loras = {name: SimpleNamespace(config=SimpleNamespace(r=8), scaling=1.0) for name in ("one", "two")}
+    return manager
+
+
+def slots_of_tokens(info: Any, num_tokens: int) -> list[int]:
+    """For each token of the batch, the place of its adapter's weights."""
+    bounds, slots = info.seg_indptr.tolist(), info.weight_indices.tolist()
+    found = [-1] * num_tokens
+    order = range(num_tokens) if info.permutation is None else info.permutation.tolist()
+    for i in range(info.num_segments):
+        for place in range(bounds[i], bounds[i + 1]):
+            found[order[place]] = slots[i]
+    return found
+
+
+@pytest.mark.usefixtures("pageable")
+@pytest.mark.parametrize("name", ["torch_native", "csgmv", "triton"])
+def test_each_computed_token_has_its_requests_adapter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, adapters = [60, 20, 40, 9], ["one", None, "two", "one"]
+    pending = [splice(0, 60, (5, 20, 0), (30, 41, 0)), None, splice(0, 40, (0, 33, 0)), None]
+    rows = [torch.arange(64 * i, 64 * i + 64) for i in range(4)]
+    gap = build_gap_batch(pending, [0] * 4, lens, lens, rows, torch.device("cpu"))
+    batch = extend_batch(lens, lora_ids=[*adapters])
+    manager = make_manager(name, monkeypatch)
+    runner: Any = BareRunner(1)
+    runner.lora_manager = manager
+    manager.prepare_lora_batch(batch)
+    owners = [adapter for adapter, n in zip(adapters, lens, strict=True) for _ in range(n)]
+    assert slots_of_tokens(manager.lora_backend.batch_info, sum(lens)) == [_SLOTS[owner] for owner in owners]
+    with gap.narrowed(batch, runner):
+        kept = gap.kept.tolist()
+        assert len(batch.input_ids) == len(kept) == 34 + 20 + 7 + 9
+        assert slots_of_tokens(manager.lora_backend.batch_info, len(kept)) == [_SLOTS[owners[i]] for i in kept]
+    assert batch.lora_ids == adapters
+
+
+@st.composite
+def splices(draw: st.DrawFn) -> PendingSplice:
+    prefix_len = draw(st.integers(7, 40))
+    end = prefix_len + draw(st.integers(2, 300))
+    inner = sorted(draw(st.sets(st.integers(prefix_len, end - 1), max_size=10)))
+    runs = zip(inner[::2], inner[1::2], strict=False)
+    return splice(prefix_len, end, *((start, stop, 7) for start, stop in runs), slots=1000)
+
+
+@given(splices(), st.data())
+def test_admission_clips_the_plan_and_keeps_its_slots_aligned(pending: PendingSplice, data: st.DataObject) -> None:
+    end = data.draw(st.integers(pending.plan.prefix_len + 1, pending.plan.end))
+    state = request_state(pending=pending)
+    assert state.admit(pending.plan.prefix_len, end, first_chunk=True) is pending.plan
+    assert pending.plan.end == end
+    assert state.spliced == [(run.target_start, run.target_end) for run in pending.plan.runs]
+    assert len(pending.sources) == len(pending.plan.runs)
+    for run, slots in pending.sources:
+        assert run.shift == 7
+        assert slots.tolist() == list(range(1000 + run.target_start, 1000 + run.target_end))
+
+
+def test_the_donors_of_a_plan_are_unlocked_once_whatever_becomes_of_it() -> None:
+    """Dropped at admission, taken with nothing left to splice, or left behind by a request that goes."""
+    for leave in (
+        lambda state: state.drop_plan(Fallback.MEMORY),
+        lambda state: (state.admit(0, 10, first_chunk=True), state.take_plan()),
+        lambda state: state.release_row(),
+    ):
+        released: list[str] = []
+        pending = splice(0, 60, (10, 40, 10))
+        pending.locks.callback(released.append, "donor")
+        state = request_state(pending=pending)
+        leave(state)
+        state.release_row()
+        assert (released, state.pending, state.take_plan()) == (["donor"], None, None)

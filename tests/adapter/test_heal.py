@@ -18,14 +18,13 @@ from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.media import Media
-from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.resolver import TreeResolver
-from sglang_pic.adapter.serve.state import Counted, RequestState
+from sglang_pic.adapter.serve.state import Counted
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MOST_REUSE, ContentIndex, Exactness, RowNames, as_tokens
 from tests.adapter.audit_bench import Runner, Scheduler, Tree
-from tests.adapter.builders import Kept, request
+from tests.adapter.builders import Kept, hooks_of, request, request_state
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -59,7 +58,7 @@ class Bench:
 
     def repair(self, max_new_tokens: int = 64, *, adopted_from: int = 100, num_tokens: int = len(PROMPT)) -> Any:
         """A request was served: the tree adopted its rows from a position on."""
-        state = RequestState(RequestOptions(), namespace=SPACE, spliced=[SPLICED], matched_len=100, media=self.media)
+        state = request_state(namespace=SPACE, spliced=[SPLICED], matched_len=100, media=self.media)
         req = request(PROMPT[:num_tokens], pic=state)
         req.sampling_params.max_new_tokens = max_new_tokens
         self.healer.published(req, num_tokens, adopted_from)
@@ -68,7 +67,7 @@ class Bench:
     def heal(self, num_spliced: int = 0, num_tokens: int = len(PROMPT)) -> None:
         """A request begins with the path, and splices some more."""
         prefix = Exactness(SPLICED[0], 0, num_tokens - SPLICED[0])
-        state = RequestState(RequestOptions(), namespace=SPACE, matched_len=num_tokens, prefix=prefix)
+        state = request_state(namespace=SPACE, matched_len=num_tokens, prefix=prefix)
         state.media = self.media
         state.admitted_from, state.num_inherited = num_tokens, prefix.approximate_len
         state.counted = Counted(num_spliced)
@@ -227,23 +226,23 @@ def test_a_fault_costs_no_request_anything(moment: str, monkeypatch: pytest.Monk
 
 def test_one_worker_steps_in_a_round_and_none_before_the_last_pass_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that arrives waits for one pass."""
-    hooks: dict[str, Any] = {}
-    monkeypatch.setattr(between_rounds, "hook", lambda _, target, call: hooks.update({target.rsplit(".", 1)[1]: call}))
+    hooks = hooks_of(monkeypatch, between_rounds)
     bench, stepped = Bench(repair_tokens=1024), []
     other: Any = SimpleNamespace(has_work=True, step_if_due=lambda _: stepped.append("due"))
     other.step_if_idle = lambda _: stepped.append("idle")
     between_rounds.install([])
     assert not hooks, "a server without workers has no hooks"
     between_rounds.install([bench.healer, other])
+    after_pass, at_idle = hooks["after Scheduler.process_batch_result"], hooks["before Scheduler.on_idle"]
     bench.repair()
     waited: list[bool] = []
     monkeypatch.setattr(torch.cpu.Event, "synchronize", lambda _: waited.append(True), raising=False)
-    hooks["process_batch_result"](None, bench.scheduler)
+    after_pass(None, bench.scheduler)
     assert (bench.runner.num_steps, stepped, waited) == (1, [], [])
-    hooks["process_batch_result"](None, bench.scheduler)
+    after_pass(None, bench.scheduler)
     assert (bench.runner.num_steps, stepped, waited) == (2, [], [True])
-    hooks["on_idle"](bench.scheduler)
+    at_idle(bench.scheduler)
     assert (bench.runner.num_steps, stepped, waited) == (2, [], [True, True])
     for _ in range(4):
-        hooks["on_idle"](bench.scheduler)
+        at_idle(bench.scheduler)
     assert (bench.runner.num_steps, stepped[-1]) == (3, "idle")

@@ -24,13 +24,13 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import Plan, Run
+from sglang_pic.core import Run
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform import host_tier as platform
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
 from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool
 from sglang_pic.runtime.rope import IndexRope
-from tests.adapter.builders import DONOR
+from tests.adapter.builders import make_pool, plan
 from tests.unit.rope_models import RadixAttention
 
 LAYERS = 3
@@ -44,15 +44,12 @@ def on_a_cpu() -> None:
 
 def pools(kind: str, page_size: int, layout: str, dtype: torch.dtype) -> tuple[Any, Any, Splicer]:
     """A pool of random rows, its host pool, and what moves the rows."""
-    common = {"size": 128, "page_size": page_size, "dtype": dtype, "layer_num": LAYERS, "device": "cpu"}
+    pool = make_pool(kind, size=128, page_size=page_size, dtype=dtype, layer_num=LAYERS)
     host_common: dict[str, Any] = {"pin_memory": False, "device_capacity_tokens": 128, "start_layer": 0}
     host_common |= {"end_layer": LAYERS - 1}
     if kind == "mha":
-        pool: Any = memory_pool.MHATokenToKVPool(head_num=2, head_dim=64, enable_memory_saver=False, **common)
-        make: Any = MHATokenToKVPoolHost
-        buffers = [*pool.k_buffer, *pool.v_buffer]
+        make, buffers = MHATokenToKVPoolHost, [*pool.k_buffer, *pool.v_buffer]
     else:
-        pool = memory_pool.MLATokenToKVPool(kv_lora_rank=64, qk_rope_head_dim=64, enable_memory_saver=False, **common)
         make, buffers = MLATokenToKVPoolHost, pool.kv_buffer
         host_common |= {"layer_shard_enabled": False, "target_layer_num": LAYERS}
     for buffer in buffers:
@@ -186,10 +183,8 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
 
 def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     """Also if the plan was clipped since: what is left of the second run is on the device as a whole."""
-    runs = [(10, 20), (30, 42)]
-    taken = tuple(Run(target_start=a, target_end=b, donor_start=a - 4, donor=DONOR, seam_len=0) for a, b in runs)
     device, host = [torch.arange(3), torch.arange(50, 58)], [torch.arange(100, 107), torch.arange(200, 204)]
-    pending = PendingSplice(Plan(prefix_len=0, end=60, runs=taken), device, host_slots=host)
+    pending = PendingSplice(plan(0, 60, (10, 20, 4), (30, 42, 4)), device, host_slots=host)
 
     def read(found: list[tuple[Run, torch.Tensor]]) -> list[Any]:
         return [(run.target_start, run.target_end, run.shift, slots.tolist()) for run, slots in found]

@@ -21,10 +21,9 @@ from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.cache import adopted_again
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
-from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import DropReason, Plan
-from tests.adapter.builders import Kept, request
+from tests.adapter.builders import Kept, request, request_state
 from tests.adapter.rank_driver import NO_DRAFT, POOL, Draft, Host, Rank, drive
 from tests.adapter.traffic import BREAK, FIRST_WORD, NUM_WORDS
 
@@ -279,7 +278,7 @@ def test_rows_behind_splices_are_not_exact_where_the_tree_has_computed_ones_in_t
 
 def test_what_a_plan_leaves_out_is_counted_by_its_reason() -> None:
     counted = Kept()
-    state = RequestState(RequestOptions(), dropped={DropReason.DONOR_EVICTED: 2})
+    state = request_state(dropped={DropReason.DONOR_EVICTED: 2})
     state.pending = PendingSplice(Plan(prefix_len=0, end=9), [])
     state.drop_plan(Fallback.MEMORY)
     Accounting(counted).count_admitted(request(range(9), pic=state), None, Fallback.SESSION, first_chunk=True)

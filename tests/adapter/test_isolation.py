@@ -17,7 +17,7 @@ from sglang_pic.adapter.serve.frontend import _validate
 from sglang_pic.adapter.serve.pins import _describe
 from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
 from sglang_pic.errors import ConfigError
-from tests.adapter.planning_server import Server
+from tests.adapter.builders import Server
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 LANES = (None, "off", "in_place", "recompile")

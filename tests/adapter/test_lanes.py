@@ -13,7 +13,7 @@ from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_n
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import DropReason
-from tests.adapter.planning_server import Server
+from tests.adapter.builders import Server
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 IN_PLACE = {"edit": "in_place", "max_field_tokens": 128}
@@ -22,21 +22,6 @@ IN_PLACE = {"edit": "in_place", "max_field_tokens": 128}
 def behind(*beginning: int) -> list[int]:
     """The text behind a beginning of its own."""
     return [*(20_000 + 50 * b + i for b in beginning for i in range(40)), *TEXT]
-
-
-@pytest.mark.parametrize("server_edit", ["notes", "in_place", "recompile"])
-@pytest.mark.parametrize("edit", ["notes", "in_place", "recompile"])
-def test_only_another_policy_than_the_servers_has_a_lane(server_edit: str, edit: str) -> None:
-    server = Server(edit=server_edit)
-    ordinary, own = server.receive(TEXT, extra_key="a"), server.receive(TEXT, {"edit": edit}, extra_key="a")
-    assert (ordinary.extra_key, ordinary.pic.lane) == ("a", None)
-    assert (own.extra_key == "a") == (edit == server_edit)
-    assert not is_strict(own.extra_key)
-    assert own.pic.namespace == ordinary.pic.namespace == Namespace("a"), "audits judge the client's namespace"
-    off = server.receive(TEXT, {"edit": edit, "mode": "off"}, extra_key="a")
-    streaming = server.receive(TEXT, {"edit": edit}, extra_key="a", session=SimpleNamespace(streaming=True))
-    assert is_strict(off.extra_key)
-    assert off.extra_key == streaming.extra_key
 
 
 def test_donors_come_from_the_namespace_and_never_from_a_lane() -> None:
@@ -97,10 +82,13 @@ def test_a_namespace_that_was_switched_on_again_has_new_lanes() -> None:
 
 
 def test_rows_behind_stale_ones_serve_no_request_that_wants_all_computed() -> None:
-    """The first request splices behind a changed field; what it computes further on was computed behind stale rows."""
+    """The first request splices behind a changed field; what it computes further on was computed behind stale rows.
+
+    What another request brought into the tree does not make them clean: the tree may keep its own rows before them.
+    """
     clean, more = [*range(5_000, 5_100), 1, *TEXT], list(range(9_000, 9_200))
     changed = [*clean[:100], 2, *TEXT]
-    for first in (clean, changed):
+    for first, adopted_from in ((clean, 0), (changed, 0), (changed, 350)):
         server = Server(**IN_PLACE)
         server.serve(clean)
         req = server.plan([*first, *more])
@@ -108,26 +96,13 @@ def test_rows_behind_stale_ones_serve_no_request_that_wants_all_computed() -> No
         state.admit(0, len(req.origin_input_ids), first_chunk=True)
         assert state.generations[0][1] == 0
         assert state.generations[-1][1] == int(first is changed)
-        server.publication.publish(req, len(req.origin_input_ids), adopted_from=0)
+        server.publication.publish(req, len(req.origin_input_ids), adopted_from=adopted_from)
         state.release_row()
         assert state.generations == []
         again = server.plan([*range(7_000, 7_040), *more], {"edit": "recompile"})
         assert (again.pic.pending is None) == (first is changed)
         assert (DropReason.GENERATION in again.pic.dropped) == (first is changed)
         again.pic.release_row()
-
-
-def test_what_another_request_brought_into_the_tree_does_not_make_ours_clean() -> None:
-    """The tree keeps its own rows of `[0, 350)`, but ours further on were computed behind stale ones."""
-    server = Server(**IN_PLACE)
-    server.serve([*range(5_000, 5_100), 1, *TEXT])
-    prompt = [*range(5_000, 5_100), 2, *TEXT, *range(9_000, 9_200)]
-    req = server.plan(prompt)
-    req.pic.admit(0, len(prompt), first_chunk=True)
-    server.publication.publish(req, len(prompt), adopted_from=350)
-    again = server.plan([*range(7_000, 7_040), *prompt[-200:]], {"edit": "recompile"})
-    assert again.pic.pending is None
-    assert DropReason.GENERATION in again.pic.dropped
 
 
 def test_an_experiment_takes_the_donors_that_it_names() -> None:

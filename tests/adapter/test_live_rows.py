@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.layers.rotary_embedding import factory
-from sglang.srt.mem_cache import memory_pool
 from torch import nn
 
 from sglang_pic.adapter.serve.forward import ForwardPath
@@ -18,38 +17,22 @@ from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
-from tests.adapter.builders import TRANSLATOR
+from tests.adapter.builders import BareRunner, make_pool
 from tests.unit.rope_models import RadixAttention
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
 
-class Runner:
+class Runner(BareRunner):
     """SGLang's model runner with two layers of attention that follows the page table, a splice path around it."""
 
-    device = "cpu"
-    spec_algorithm = None
-    lora_manager = None
-    shared_read_done_event = None
-    prefill_cuda_graph_runner = None
-    attn_backend = None
     prefill_attention_backend_str = "by hand"
     is_draft_worker = False
 
     def __init__(self, page_size: int = 1, size: int = 256) -> None:
-        self.token_to_kv_pool = memory_pool.MHATokenToKVPool(
-            size=size,
-            page_size=page_size,
-            dtype=torch.bfloat16,
-            head_num=2,
-            head_dim=64,
-            layer_num=2,
-            device="cpu",
-            enable_memory_saver=False,
-        )
-        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, 64), dtype=torch.int32))
-        self.model_config = SimpleNamespace(vocab_size=1_000, model_is_mrope=False)
-        self.kv_index_translator, self.prefill_aware_swa = TRANSLATOR, False
+        super().__init__(64)
+        self.token_to_kv_pool = pool = make_pool("mha", size=size, page_size=page_size, layer_num=2)
+        self.buffers = [*pool.k_buffer, *pool.v_buffer]
         self.rotary = factory.get_rope(64, 64, 9_000, 10_000, True, None, dtype=torch.float32)
         self.embedding = torch.randn((1_000, 2, 64), generator=torch.Generator().manual_seed(0))
         self.model = nn.ModuleList(
@@ -74,16 +57,11 @@ class Runner:
             queries, keys = keys.view_as(hidden), keys.view_as(hidden)
             pool.k_buffer[layer][slots], pool.v_buffer[layer][slots] = keys.bfloat16(), hidden.bfloat16()
             outputs, first = [], 0
-            for row, prefix, new in zip(
-                batch.req_pool_indices.tolist(),
-                batch.extend_prefix_lens.tolist(),
-                batch.extend_seq_lens.tolist(),
-                strict=True,
-            ):
+            sequences = batch.req_pool_indices, batch.extend_prefix_lens, batch.extend_seq_lens
+            for row, prefix, new in zip(*(each.tolist() for each in sequences), strict=True):
                 seen = table[row, : prefix + new].long()
-                assert seen[prefix:].tolist() == slots[first : first + new].tolist(), (
-                    "the page table names what is written"
-                )
+                written = slots[first : first + new].tolist()
+                assert seen[prefix:].tolist() == written, "the page table names what is written"
                 k, v = pool.k_buffer[layer][seen].float(), pool.v_buffer[layer][seen].float()
                 mask = torch.full((new, prefix + new), -torch.inf).triu(prefix + 1)
                 if not self.reads_prefix:
@@ -114,16 +92,15 @@ def geometry_of(runner: Runner) -> RopeGeometry:
 @pytest.mark.parametrize("max_sequences", [2, 48])
 def test_passes_and_leaves_nothing_behind(page_size: int, max_sequences: int) -> None:
     runner = Runner(page_size)
-    pool, table = runner.token_to_kv_pool, runner.req_to_token_pool.req_to_token
-    before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer, table)]
+    everything = [*runner.buffers, runner.req_to_token_pool.req_to_token]
+    before = [buffer.clone() for buffer in everything]
     errors, gaps = check_rows(runner, runner.splicer(), max_sequences, None)
     assert errors.first_keys < 5e-3
     assert errors.unmoved_keys > 0.5
     assert (gaps.first < 5e-3, gaps.unread < 0.1) == (True, True)
     # Moved rows, then a gap batch, its donors and the same in full with the right tokens and with wrong ones.
     assert runner.positions == [0, 1, 17, 1_000, 8_000, 8_000, 0, 8_000, 0, 0]
-    for buffer, old in zip((*pool.k_buffer, *pool.v_buffer, table), before, strict=True):
-        assert torch.equal(buffer, old)
+    assert all(map(torch.equal, everything, before))
 
 
 def refuses(
@@ -136,13 +113,10 @@ def refuses(
 
 def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     runner = Runner()
-    pool, geometry = runner.token_to_kv_pool, geometry_of(runner)
-    before = pool.k_buffer[0].clone()
-    wrong = dataclasses.replace(
-        geometry, params=tuple(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02) for rope in geometry.params)
-    )
-    refuses(runner, r"^layer 0: keys moved by", splicer=runner.splicer(wrong))
-    assert torch.equal(pool.k_buffer[0], before)
+    geometry, before = geometry_of(runner), runner.buffers[0].clone()
+    params = tuple(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02) for rope in geometry.params)
+    refuses(runner, r"^layer 0: keys moved by", splicer=runner.splicer(dataclasses.replace(geometry, params=params)))
+    assert torch.equal(runner.buffers[0], before)
     assert not runner.req_to_token_pool.req_to_token.any()
 
 

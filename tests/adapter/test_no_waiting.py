@@ -22,8 +22,7 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
-from tests.adapter.builders import extend_batch, scheduled
-from tests.adapter.planning_server import Server, Tree
+from tests.adapter.builders import BareRunner, Server, Tree, extend_batch, scheduled
 from tests.adapter.strict_device import DEVICE, WaitError, on_device, read, strict_device
 
 SLOTS, LAYERS, HEADS, DIM, ROW = 4096, 2, 2, 8, 1024
@@ -52,17 +51,9 @@ def splicer(kind: PoolKind, to: Callable[[Tensor], Tensor]) -> Splicer:
     is_mla = kind is PoolKind.MLA
     shape = (SLOTS, 1, 2 * DIM) if is_mla else (SLOTS, HEADS, DIM)
     keys, values = (tuple(to(torch.randn(shape).bfloat16()) for _ in range(LAYERS)) for _ in range(2))
-    view = PoolView(
-        kind=kind,
-        keys=keys,
-        values=() if is_mla else values,
-        dtype=torch.bfloat16,
-        num_slots=SLOTS,
-        page_size=1,
-        rope_offset=DIM if is_mla else 0,
-        rope_dim=DIM,
-        start_layer=0,
-    )
+    rotary = {"rope_offset": DIM if is_mla else 0, "rope_dim": DIM}
+    sizes = {"num_slots": SLOTS, "page_size": 1, "start_layer": 0}
+    view = PoolView(kind, keys, () if is_mla else values, torch.bfloat16, **sizes, **rotary)
     rope = RopeParams(to(1e4 ** -(torch.arange(DIM // 2) / (DIM // 2))), DIM, is_neox_style=True)
     return Splicer(view, RopeGeometry(tuple(range(LAYERS)), (rope,) * LAYERS, max_shift=ROW))
 
@@ -106,14 +97,8 @@ def serve(kind: PoolKind, to: Callable[[Tensor], Tensor], **fields: Any) -> dict
     translator = KVIndexTranslator(
         req_to_token=table, token_to_kv_pool_allocator=None, token_to_kv_pool=None, page_size=1, device=str(DEVICE)
     )
-    runner: Any = SimpleNamespace(
-        req_to_token_pool=SimpleNamespace(req_to_token=table),
-        kv_index_translator=translator,
-        prefill_aware_swa=False,
-        lora_manager=None,
-        attn_backend=None,
-        prefill_cuda_graph_runner=None,
-    )
+    runner: Any = BareRunner(ROW)
+    runner.req_to_token_pool.req_to_token, runner.kv_index_translator = table, translator
 
     def compute(_runner: Any, narrowed: Any) -> str:
         seen.update(vars(narrowed))

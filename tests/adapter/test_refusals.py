@@ -17,33 +17,26 @@ from sglang_pic.adapter.serve.accounting import FALLBACKS, SPLICED_TOKENS, Accou
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
-from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.renewal import Renewal
 from sglang_pic.adapter.serve.scheduler import _details, receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
 from sglang_pic.core import Context, CostModel, DropReason, Exactness, Plan, PlanOptions, ReusePolicy, RowNames, Run
 from sglang_pic.errors import UnsupportedError
-from tests.adapter.builders import DONOR, Kept, hooks_of, make_planning, request
-
-
-class Planned(Exception):
-    """The index was asked for a plan."""
+from tests.adapter.builders import DONOR, Kept, hooks_of, make_allocator, make_planning, make_tree, request
 
 
 class Index:
-    """Stands where the chunk index does; keeps what it was asked with."""
+    """Stands where the chunk index does: keeps what it was asked with, and finds nothing."""
 
     names = RowNames()
+    asked: PlanOptions | None = None
 
-    options: PlanOptions
-
-    def plan(self, *_: object, options: PlanOptions, **__: object) -> None:
-        self.options = options
-        raise Planned
+    def plan(self, _: object, tokens: Any, *, prefix_len: int, options: PlanOptions, **__: object) -> Plan:
+        self.asked = options
+        return Plan(prefix_len=prefix_len, end=len(tokens))
 
 
 @pytest.fixture
@@ -51,24 +44,15 @@ def planning() -> Planning:
     return make_planning(Index(), PicConfig())
 
 
-def plan(planning: Planning, req: Any) -> None:
-    tree: Any = SimpleNamespace(page_size=1)
-    planning.plan(req, tree, max_gaps=64)
-
-
-def asked_for(req: Any) -> PlanOptions:
-    """What the index is asked for a plan with."""
-    index = Index()
-    with pytest.raises(Planned):
-        plan(make_planning(index, PicConfig()), req)
-    return index.options
+def asked_for(req: Any) -> PlanOptions | None:
+    """What the index is asked for a plan with, if it is asked."""
+    index, tree = Index(), SimpleNamespace(page_size=1)
+    make_planning(index, PicConfig()).plan(req, tree, max_gaps=64)  # type: ignore[arg-type]
+    return index.asked
 
 
 @pytest.mark.feature(
-    "hidden states",
-    "streaming sessions",
-    "logprobs of the whole prompt",
-    "scoring in the middle of a prompt",
+    "hidden states", "streaming sessions", "logprobs of the whole prompt", "scoring in the middle of a prompt"
 )
 @pytest.mark.parametrize(
     ("fields", "reason"),
@@ -85,14 +69,14 @@ def asked_for(req: Any) -> PlanOptions:
 )
 def test_what_splices_would_not_serve_is_computed(planning: Planning, fields: dict[str, Any], reason: Fallback) -> None:
     req, series = request(**fields), Kept()
-    plan(planning, req)
+    assert asked_for(req) is None
     Accounting(series).count_admitted(req, None, planning.refusal(req), first_chunk=True)
     assert series.by_label(FALLBACKS) == {reason.value: 1}
 
 
-def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(planning: Planning) -> None:
-    asked_for(request())
-    plan(planning, request(pic=RequestState(RequestOptions(mode=Mode.OFF))))
+def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not() -> None:
+    assert asked_for(request()) is not None
+    assert asked_for(request(pic=RequestState(RequestOptions(mode=Mode.OFF)))) is None
 
 
 @pytest.mark.parametrize(
@@ -109,13 +93,17 @@ def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(planning: 
     ],
 )
 def test_what_logprobs_are_wanted_of_is_computed(fields: dict[str, Any], computed_from: int | None) -> None:
-    assert asked_for(request(**fields)).compute_from == computed_from
+    asked = asked_for(request(**fields))
+    assert asked is not None
+    assert asked.compute_from == computed_from
 
 
 def test_what_a_request_sets_is_what_the_index_is_asked_for() -> None:
     """Pinned rows go near the end by the request's consent only."""
     options = RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5}, skills=Skills.NEAR)
     asked, plain = (asked_for(request(pic=RequestState(each))) for each in (options, RequestOptions(skills=Skills.FAR)))
+    assert asked is not None
+    assert plain is not None
     assert asked.policy is not None
     assert (asked.policy.seam_tokens, asked.policy.tail_tokens) == (3, 5)
     assert (asked.pinned_len is None, plain.pinned_len) == (False, None)
@@ -123,8 +111,7 @@ def test_what_a_request_sets_is_what_the_index_is_asked_for() -> None:
 
 def test_a_prompt_that_is_pinned_is_computed_and_donates(planning: Planning) -> None:
     req = request(pic=RequestState(RequestOptions(pin="a")))
-    plan(planning, req)
-    assert (req.pic.pending, planning.refusal(req)) == (None, None)
+    assert (asked_for(req), planning.refusal(req)) == (None, None)
 
 
 def received(auditor: Any, pic: object = None, *, mode: Mode = Mode.AUTO, **fields: Any) -> Any:
@@ -168,24 +155,23 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
         cache._inserted.append((SimpleNamespace(prefix_len=0, adopted_ranges=None), 300))
 
     monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", hand_over)
-    cache: Any = PicRadixCache.__new__(PicRadixCache)
-    cache.num_weights, cache.planning, cache.auditor = 0, SimpleNamespace(refusal=lambda _: None), Auditor()
-    cache.renewal = Renewal()
-    cache.host = cache.store = None
-    cache.pins, cache.faults = SimpleNamespace(give_back_oldest=lambda *_: False), Faults()
-    cache.tree_core = SimpleNamespace(page_size=1)
-    cache.publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
+    cache: Any = make_tree(
+        make_allocator(64, 1),
+        planning=SimpleNamespace(refusal=lambda _: None, flush=lambda: None),
+        pins=SimpleNamespace(give_back_oldest=lambda *_: False, flush=lambda: None),
+        publication=SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req)),
+    )
     hooks = hooks_of(monkeypatch, scheduler)
     scheduler.install(cache, ReusePolicy())
 
     def new_request() -> Any:
-        hooks["managers.schedule_batch.Req.__init__"](None, req := request())
+        hooks["after Req.__init__"](None, req := request())
         return req
 
     before = new_request()
     cache.checkpoint_into_tree(before, up_to=200)
     assert published == [before]
-    hooks["managers.scheduler.Scheduler.record_weight_version_change"](None)
+    hooks["after Scheduler.record_weight_version_change"](None)
     assert published == [], "donors are forgotten, whether or not SGLang keeps their rows"
     cache.checkpoint_into_tree(before, up_to=300)
     assert published == []
@@ -200,26 +186,27 @@ def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sglang", "host", "storage"),
+    ("sglang", "fields", "pic", "shown"),
     [
-        ({"device": 90, "host": 0}, 0, 0),
         # Where SGLang has a breakdown, it is of the exact prefix alone.
-        ({"device": 30, "host": 0}, 0, 0),
-        ({"device": 10, "host": 15, "storage": 5}, 15, 5),
+        ({"device": 30, "host": 0}, (90, 0, 0), (60, 40, 7, 20), {"device": 90}),
+        ({"device": 10, "host": 15, "storage": 5}, (90, 15, 5), (60, 40, 7, 20), {"device": 70}),
+        # A prompt of which nothing is reused shows that a field was why.
+        (None, (0, 0, 0), (0, 0, 7, 0), {"device": 0, "host": 0}),
+        (None, (0, 0, 0), (0, 0, 0, 0), None),
     ],
 )
-def test_where_cached_tokens_came_from_adds_up(sglang: dict[str, int], host: int, storage: int) -> None:
-    req = request(cached_tokens=90, cached_tokens_host=host, cached_tokens_storage=storage)
-    req.pic.num_chunk_hit, req.pic.num_behind_change, req.pic.num_guarded, req.pic.num_inherited = 60, 40, 7, 20
-    ours = {"device": 90 - host - storage, "pic": 60, "pic_behind_change": 40, "pic_guarded": 7, "pic_inherited": 20}
-    assert _details(sglang, None, req) == {**sglang, **ours}
-
-
-def test_a_prompt_of_which_nothing_is_reused_shows_that_a_field_was_why() -> None:
-    req = request(cached_tokens=0, cached_tokens_host=0, cached_tokens_storage=0)
-    assert _details(None, None, req) is None
-    req.pic.num_guarded = 7
-    assert _details(None, None, req) == {"device": 0, "host": 0, "pic": 0, "pic_behind_change": 0, "pic_guarded": 7}
+def test_where_cached_tokens_came_from_adds_up(
+    sglang: Any, fields: tuple[int, ...], pic: tuple[int, ...], shown: dict[str, int] | None
+) -> None:
+    """Nothing inherited is not shown."""
+    names = ("cached_tokens", "cached_tokens_host", "cached_tokens_storage")
+    req = request(**dict(zip(names, fields, strict=True)))
+    req.pic.num_chunk_hit, req.pic.num_behind_change, req.pic.num_guarded, req.pic.num_inherited = pic
+    ours = dict(zip(("pic", "pic_behind_change", "pic_guarded", "pic_inherited"), pic, strict=True))
+    if not pic[3]:
+        del ours["pic_inherited"]
+    assert _details(sglang, None, req) == (None if shown is None else {**(sglang or {}), **shown, **ours})
 
 
 def test_every_prompt_token_has_one_source() -> None:

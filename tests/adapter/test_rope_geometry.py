@@ -17,31 +17,15 @@ from torch import nn
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import PoolKind, Splicer, read_geometry, rope, view_pool, views
+from tests.adapter.builders import make_pool
 from tests.unit import rope_models as models
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 1_024,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1_024}
-DEEPSEEK_YARN = {
-    "rope_type": "deepseek_yarn",
-    "factor": 40.0,
-    "original_max_position_embeddings": 1_024,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 0.707,
-    "mscale_all_dim": 0.9,
-}
-LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0 + index / 10 for index in range(32)],
-    "long_factor": [7.0] * 32,
-    "original_max_position_embeddings": 1_024,
-}
+TRAINED = {"original_max_position_embeddings": 1_024}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **TRAINED}
+YARN = {"rope_type": "yarn", "factor": 4.0, **TRAINED}
+DEEPSEEK_YARN = {"rope_type": "deepseek_yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.9, **TRAINED}
+SHORT_FACTORS = [1.0 + index / 10 for index in range(32)]
+LONG = {"rope_type": "longrope", "short_factor": SHORT_FACTORS, "long_factor": [7.0] * 32, **TRAINED}
 M_ROPE = {"rope_type": "default", "mrope_section": [8, 12, 12]}
 
 SCALINGS = {
@@ -169,49 +153,28 @@ def test_pools_with_a_reason_of_their_own_give_it(module: str, name: str) -> Non
         view_pool(pool)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_mha_pool_is_spliced(dtype: torch.dtype) -> None:
-    pool = memory_pool.MHATokenToKVPool(
-        size=64,
-        page_size=16,
-        dtype=dtype,
-        head_num=3,
-        head_dim=64,
-        layer_num=1,
-        device="cpu",
-        enable_memory_saver=False,
-    )
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("mha", torch.bfloat16), ("mha", torch.float8_e4m3fn), ("mla", torch.bfloat16)], ids=str
+)
+def test_pools_are_spliced(kind: str, dtype: torch.dtype) -> None:
+    """An MLA row as DeepSeek's attention stores it: latent, then the key's rotary part, pairs still interleaved."""
+    if kind == "mha":
+        pool = make_pool(kind, size=64, page_size=16, dtype=dtype)
+        form = (PoolKind.MHA, 80, dtype, 0, 64)
+        rotary: Any = factory.get_rope(64, 64, 2_048, 10_000, True, LLAMA3, dtype=torch.float32)
+        raw, shift = torch.randn(20, 2, 64), 777
+    else:
+        pool = make_pool(kind, size=64, kv_lora_rank=512)
+        form = (PoolKind.MLA, 65, dtype, 512, 64)
+        rotary = factory.get_rope_cpu(64, 64, 40_960, 10_000, False, DEEPSEEK_YARN, dtype=torch.float32, device="cpu")
+        raw, shift = torch.randn(20, 1, 64), 30_000
     view = view_pool(pool)
-    assert (view.kind, view.num_slots, view.dtype) == (PoolKind.MHA, 80, dtype)
-    rotary = factory.get_rope(64, 64, 2_048, 10_000, True, LLAMA3, dtype=torch.float32)
-    raw, at = torch.randn(20, 3, 64), torch.arange(20) + 30
-    src, dst = torch.arange(20) + 1, torch.arange(20) + 40
-    view.keys[0].view(pool.store_dtype)[src] = rotary.forward_native(at, raw, raw)[1].to(dtype).view(pool.store_dtype)
-    Splicer(view, read_geometry(_model(rotary), max_shift=2_048)).splice(src, dst, torch.full((20,), 777))
-    fresh = rotary.forward_native(at + 777, raw, raw)[1]
-    assert relative_l2(pool.get_key_buffer(0)[dst], fresh) <= (4e-3 if dtype == torch.bfloat16 else 5e-2)
-
-
-def test_mla_pool_is_spliced() -> None:
-    """The row as DeepSeek's attention stores it: latent, then the key's rotary part, pairs still interleaved."""
-    pool = memory_pool.MLATokenToKVPool(
-        size=64,
-        page_size=1,
-        dtype=torch.bfloat16,
-        kv_lora_rank=512,
-        qk_rope_head_dim=64,
-        layer_num=1,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-    view = view_pool(pool)
-    assert (view.kind, view.rope_offset, view.rope_dim) == (PoolKind.MLA, 512, 64)
-    rotary = factory.get_rope_cpu(64, 64, 40_960, 10_000, False, DEEPSEEK_YARN, dtype=torch.float32, device="cpu")
-    raw, at = torch.randn(20, 1, 64), torch.arange(20) + 30
-    src, dst = torch.arange(20) + 1, torch.arange(20) + 40
-    pool.kv_buffer[0][src] = torch.randn(20, 1, 576).bfloat16()
-    pool.kv_buffer[0][src, :, 512:] = rotary.forward_native(at, raw, raw)[1].bfloat16()
-    Splicer(view, read_geometry(_model(rotary), max_shift=40_960)).splice(src, dst, torch.full((20,), 30_000))
-    fresh = rotary.forward_native(at + 30_000, raw, raw)[1]
-    assert relative_l2(pool.kv_buffer[0][dst, :, 512:], fresh) <= 5e-3
-    assert torch.equal(pool.kv_buffer[0][dst, :, :512], pool.kv_buffer[0][src, :, :512])
+    assert (view.kind, view.num_slots, view.dtype, view.rope_offset, view.rope_dim) == form
+    at, src, dst = torch.arange(20) + 30, torch.arange(20) + 1, torch.arange(20) + 40
+    rows = view.keys[0].view(pool.store_dtype)
+    rows[src] = torch.randn(20, *rows.shape[1:]).to(dtype).view(pool.store_dtype)
+    rows[src, :, view.rope_offset :] = rotary.forward_native(at, raw, raw)[1].to(dtype).view(pool.store_dtype)
+    Splicer(view, read_geometry(_model(rotary), max_shift=40_960)).splice(src, dst, torch.full((20,), shift))
+    fresh, moved = rotary.forward_native(at + shift, raw, raw)[1], pool.get_key_buffer(0)[dst]
+    assert relative_l2(moved[..., view.rope_offset :], fresh) <= (5e-3 if dtype == torch.bfloat16 else 5e-2)
+    assert torch.equal(rows[dst, :, : view.rope_offset], rows[src, :, : view.rope_offset])

@@ -15,16 +15,15 @@ import torch
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_server_args
 from transformers import LlamaConfig
 
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import Path, Plan, Run, as_tokens
-from tests.backends.cases import Case, Request, Shape
+from tests.adapter.builders import extend_batch, make_pool, splice
+from tests.backends.cases import Case, Shape
 from tests.backends.kernels import Scoring, attend
 
 CONTEXT_LEN = 256
@@ -86,32 +85,37 @@ class World:
     def whole_batch(self) -> ForwardBatch:
         """The batch as SGLang makes it: one extend per request."""
         requests = self.case.requests
-        lens, prefix_lens = [r.end - r.prefix_len for r in requests], [r.prefix_len for r in requests]
-        return self._batch(
-            ForwardMode.MIXED if self.case.is_mixed else ForwardMode.EXTEND,
-            extend_num_tokens=sum(lens),
-            extend_seq_lens=torch.tensor(lens, dtype=torch.int32),
-            extend_seq_lens_cpu=lens,
-            extend_prefix_lens=torch.tensor(prefix_lens, dtype=torch.int32),
-            extend_prefix_lens_cpu=prefix_lens,
-            extend_start_loc=torch.tensor([sum(lens[:i]) for i in range(len(lens))], dtype=torch.int32),
-            extend_logprob_start_lens_cpu=lens,
-            positions=torch.cat([torch.arange(r.prefix_len, r.end) for r in requests]),
+        batch: ForwardBatch = extend_batch(
+            [r.end - r.prefix_len for r in requests],
+            prefix_lens=[r.prefix_len for r in requests],
+            rows=self.row_ids,
             out_cache_loc=torch.cat([self.slots(i)[r.prefix_len :] for i, r in enumerate(requests)]),
+            capture_hidden_mode=CaptureHiddenMode.NULL,
         )
+        batch.forward_mode = ForwardMode.MIXED if self.case.is_mixed else ForwardMode.EXTEND
+        return self._bind(batch)
 
     def decode_batch(self) -> ForwardBatch:
         """The last token of every request, as the next pass decodes it."""
-        ends = [request.end for request in self.case.requests]
-        return self._batch(
-            ForwardMode.DECODE,
-            positions=torch.tensor(ends) - 1,
+        ends = torch.tensor([request.end for request in self.case.requests])
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=len(ends),
+            input_ids=torch.zeros_like(ends),
+            positions=ends - 1,
+            **{name: torch.tensor(self.row_ids) for name in ("req_pool_indices", "req_pool_indices_cpu")},
+            **{name: ends.clone() for name in ("seq_lens", "seq_lens_cpu")},
+            seq_lens_sum=int(ends.sum()),
+            orig_seq_lens=ends.int(),
             out_cache_loc=torch.stack([self.slots(i)[-1] for i in range(len(ends))]),
+            capture_hidden_mode=CaptureHiddenMode.NULL,
         )
+        return self._bind(batch)
 
     def gap_batch(self) -> GapBatch:
         requests = self.case.requests
-        pending = [_pending(request) if request.runs else None for request in requests]
+        plans = [(r.prefix_len, r.end, *((start, end, 0) for start, end in r.runs)) for r in requests]
+        pending = [splice(*each) if len(each) > 2 else None for each in plans]
         prefix_lens, lens = [r.prefix_len for r in requests], [r.end - r.prefix_len for r in requests]
         rows = [self.rows.req_to_token[row] for row in self.row_ids]
         return build_gap_batch(pending, prefix_lens, lens, lens, rows, torch.device("cpu"))
@@ -141,20 +145,8 @@ class World:
             out.append(attend(query, keys, values, shape.dim**-0.5, causal=True, scoring=scoring))
         return torch.cat(out)
 
-    def _batch(self, mode: ForwardMode, **fields: Any) -> ForwardBatch:
-        ends = [request.end for request in self.case.requests]
-        batch = ForwardBatch(
-            forward_mode=mode,
-            batch_size=len(ends),
-            input_ids=torch.zeros_like(fields["positions"]),
-            **{name: torch.tensor(self.row_ids) for name in ("req_pool_indices", "req_pool_indices_cpu")},
-            **{name: torch.tensor(ends) for name in ("seq_lens", "seq_lens_cpu")},
-            seq_lens_sum=sum(ends),
-            orig_seq_lens=torch.tensor(ends, dtype=torch.int32),
-            global_num_token_non_padded_cpu=len(fields["positions"]),
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            **fields,
-        )
+    def _bind(self, batch: ForwardBatch) -> ForwardBatch:
+        batch.global_num_token_non_padded_cpu = len(batch.positions)
         translator = self.runner.kv_index_translator
         translator.own_plan(batch).bind(batch, translator)
         return batch
@@ -163,16 +155,15 @@ class World:
         return torch.randn(size, generator=self._random).to(self.dtype)
 
     def _make_pool(self, size: int) -> Any:
-        common: dict[str, Any] = {"size": size, "page_size": self.page_size, "dtype": self.dtype, "layer_num": LAYERS}
-        common |= {"device": "cpu", "enable_memory_saver": False}
+        common: dict[str, Any] = {"size": size, "page_size": self.page_size, "dtype": self.dtype}
         if self.shape.is_mla:
-            return MLATokenToKVPool(kv_lora_rank=self.shape.value_dim, qk_rope_head_dim=self.shape.rope_dim, **common)
-        common |= {"head_num": self.shape.kv_heads, "head_dim": self.shape.dim}
+            latent = {"kv_lora_rank": self.shape.value_dim, "qk_rope_head_dim": self.shape.rope_dim}
+            return make_pool("mla", **common, **latent, layer_num=LAYERS)
+        heads = {"head_num": self.shape.kv_heads, "head_dim": self.shape.dim}
         if not self.shape.has_window_pool:
-            return MHATokenToKVPool(**common)
-        del common["layer_num"]
-        others = [*range(1, LAYERS)]
-        pool = SWAKVPool(size_swa=size, swa_attention_layer_ids=[0], full_attention_layer_ids=others, **common)
+            return make_pool("mha", **common, **heads, layer_num=LAYERS)
+        layers = {"swa_attention_layer_ids": [0], "full_attention_layer_ids": [*range(1, LAYERS)]}
+        pool = SWAKVPool(size_swa=size, device="cpu", enable_memory_saver=False, **common, **heads, **layers)
         # The pages in the opposite order.
         slots = torch.arange(size + self.page_size + 1)
         reversed_slots = size + self.page_size - slots + 2 * (slots % self.page_size)
@@ -203,24 +194,16 @@ class World:
         shape = self.shape
         text_config = LlamaConfig(architectures=["LlamaForCausalLM"], num_attention_heads=shape.heads)
         text_config.attn_logit_softcapping = shape.cap or None
+        widths = ("v_head_dim", "swa_v_head_dim", "kv_lora_rank", "qk_nope_head_dim")
         config = SimpleNamespace(
-            context_len=CONTEXT_LEN,
-            head_dim=shape.dim,
-            v_head_dim=shape.value_dim,
-            swa_v_head_dim=shape.value_dim,
-            hidden_size=shape.heads * shape.dim,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            kv_lora_rank=shape.value_dim,
-            qk_nope_head_dim=shape.value_dim,
-            qk_rope_head_dim=shape.rope_dim,
-            scaling=shape.dim**-0.5,
+            **dict.fromkeys(widths, shape.value_dim),
+            **{"head_dim": shape.dim, "qk_rope_head_dim": shape.rope_dim, "hidden_size": shape.heads * shape.dim},
+            **{"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads},
+            **{"context_len": CONTEXT_LEN, "scaling": shape.dim**-0.5, "linear_attn_registry_result": None},
             attention_arch=AttentionArch.MLA if shape.is_mla else AttentionArch.MHA,
             **dict.fromkeys(("is_encoder_decoder", "is_multimodal"), False),
             is_local_attention_model=shape.chunk is not None,
-            linear_attn_registry_result=None,
-            hf_config=text_config,
-            hf_text_config=text_config,
+            **dict.fromkeys(("hf_config", "hf_text_config"), text_config),
             get_num_kv_heads=lambda *_: shape.kv_heads,
             get_max_num_attention_heads=lambda: shape.heads,
         )
@@ -228,19 +211,14 @@ class World:
         return SimpleNamespace(
             model_config=config,
             model=torch.nn.Module(),
-            device="cpu",
-            gpu_id=0,
-            dtype=self.dtype,
-            kv_cache_dtype=self.dtype,
-            kv_cache_dtype_str="auto",
-            page_size=self.page_size,
+            **{"device": "cpu", "gpu_id": 0, "kv_cache_dtype_str": "auto", "page_size": self.page_size},
+            **dict.fromkeys(("dtype", "kv_cache_dtype"), self.dtype),
             sliding_window_size=shape.window or shape.answer_window,
             prefill_aware_swa=shape.answer_window is not None,
             attention_chunk_size=shape.chunk,
-            is_draft_worker=False,
+            **dict.fromkeys(("is_draft_worker", "init_new_workspace"), False),
             **dict.fromkeys(("spec_algorithm", "lora_manager", "prefill_cuda_graph_runner")),
             server_args=get_server_args(),
-            init_new_workspace=False,
             max_running_requests=ROWS,
             use_mla_backend=shape.is_mla,
             decode_num_tokens_per_req=lambda: 1,
@@ -263,12 +241,3 @@ def _in_chunks(index: int, start: int, end: int, chunk: int) -> Iterator[tuple[i
         stop = min(end, (start // chunk + 1) * chunk)
         yield index, start, stop
         start = stop
-
-
-_DONOR = Path("donor", [as_tokens(range(2 * CONTEXT_LEN))])
-
-
-def _pending(request: Request) -> PendingSplice:
-    runs = [Run(target_start=a, target_end=b, donor_start=a, donor=_DONOR, seam_len=0) for a, b in request.runs]
-    plan = Plan(prefix_len=request.prefix_len, end=request.end, runs=tuple(runs))
-    return PendingSplice(plan, [torch.arange(b - a) for a, b in request.runs])
