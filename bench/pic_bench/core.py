@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from pic_bench.frame import Finding, Result, Study, at_least, ms, result_of, timed
 from pic_bench.report.markdown import Table, markdown_table
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Lexicon, Plan, PlanOptions, Tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Lexicon, PlanOptions, Tokens
 from sglang_pic.errors import BenchError
 
 _VOCABULARY: Final = 49_152
@@ -105,7 +105,8 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     prompts = {case: _beside(index, partial(make_prompt, rng, documents, case)) for case in CASES}
     prompts |= {case: _agents_prompts(config, rng, case, is_changed) for case, is_changed in AGENTS.items()}
     timings = [_time(made, case, args.plans) for case, made in tqdm(prompts.items(), "plan", file=sys.stderr)]
-    publish_ms = _time_publish(config, rng)
+    empty, fresh = ContentIndex(config), [_random(rng, 32_768) for _ in range(12)]
+    publish_ms = ms([timed(empty.publish, _NAMESPACE, each, [(0, len(each))])[0] for each in fresh])
     memory = {f"{length:,}": _bytes_per_token(config, length) for length in (32_000, 600)}
     result = result_of(
         CoreResult,
@@ -179,9 +180,14 @@ def _time(prompts: Prompts, case: Case, num_plans: int) -> CoreTiming:
         plan = partial(index.plan, _NAMESPACE, prefix_len=0, resolve=lambda _path, end: end)
         seconds, planned = timed(plan, prompt)
         whole = plan(prompt, options=_MOST_REUSE)
-        for each in (planned, whole):
-            _check(each, prompt)
-        recovered.append(_recovered(whole, num_planted))
+        for run in (*planned.runs, *whole.runs):
+            donated = run.donor.tokens()[run.donor_start : run.donor_end]
+            if not np.array_equal(donated, prompt[run.target_start : run.target_end]):
+                span = f"[{run.target_start}, {run.target_end})"
+                raise BenchError(f"run {span} does not equal its donor: no time is shown.")
+        recovered.append(whole.num_spliced / num_planted if num_planted else 1.0)
+        if recovered[-1] < _LEAST_RECOVERED:
+            raise BenchError(f"only {recovered[-1]:.1%} of {num_planted} planted tokens were found: no time is shown.")
         times.append(seconds)
         cuts.append(timed(_cut, prompt, index.config)[0])
     times, cuts = times[_WARMUP:], cuts[_WARMUP:]
@@ -221,27 +227,6 @@ def _take(rng: np.random.Generator, documents: list[Tokens], num_tokens: int) ->
         if num_tokens == 0:
             break
     return parts
-
-
-def _check(plan: Plan, prompt: Tokens) -> None:
-    for run in plan.runs:
-        donated = run.donor.tokens()[run.donor_start : run.donor_end]
-        if not np.array_equal(donated, prompt[run.target_start : run.target_end]):
-            raise BenchError(f"run [{run.target_start}, {run.target_end}) does not equal its donor: no time is shown.")
-
-
-def _recovered(plan: Plan, num_planted: int) -> float:
-    """The share of the planted tokens that the plan recovers."""
-    share = plan.num_spliced / num_planted if num_planted else 1.0
-    if share < _LEAST_RECOVERED:
-        raise BenchError(f"only {share:.1%} of {num_planted} planted tokens were found: no time is shown.")
-    return share
-
-
-def _time_publish(config: CoreConfig, rng: np.random.Generator) -> float:
-    index = ContentIndex(config)
-    documents = [_random(rng, 32_768) for _ in range(12)]
-    return ms([timed(index.publish, _NAMESPACE, each, [(0, len(each))])[0] for each in documents])
 
 
 def _bytes_per_token(config: CoreConfig, path_len: int) -> float:

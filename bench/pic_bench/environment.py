@@ -1,4 +1,4 @@
-"""environment.json and the model's facts: what a reader needs to judge or repeat a run.
+"""environment.json: what a reader needs to judge or repeat a run.
 
 Imports neither torch nor SGLang: versions are read from package metadata, hardware from the system.
 """
@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 
+from pic_bench.out_folder import ENVIRONMENT, read_json
+
 PACKAGES = (
-    *("sglang", "sglang-pic", "torch", "transformers", "triton", "locust"),
-    *("fastcdc", "xxhash", "msgspec", "numpy"),
+    *("sglang", "sglang-pic", "torch", "transformers", "triton", "locust", "fastcdc", "xxhash", "msgspec", "numpy"),
 )
 
 
@@ -43,6 +44,15 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def now() -> str:
     """The time in UTC, to the second, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_environment(folder: Path) -> Environment:
+    """What a run was made on.
+
+    Raises:
+        BenchError: the file is not there or cannot be read.
+    """
+    return read_json(folder / ENVIRONMENT, Environment, "the environment of a run")
 
 
 def capture_environment() -> Environment:

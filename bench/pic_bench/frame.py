@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,9 +28,14 @@ from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import PicError
 
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 T = TypeVar("T")
 P = ParamSpec("P")
 Number = TypeVar("Number", int, float)
+OPTIONS = Path(__file__).with_name("options.toml")
+"""Of the options that several commands have."""
 _TYPES = {"int": int, "float": float, "path": Path}
 
 
@@ -64,6 +69,11 @@ class Study:
             self.add("--out", type=Path, metavar="FILE", help="write the result with its environment as JSON there")
             self.add("--json", action="store_true", help="print the result as JSON instead of the table")
 
+    def options(self, *names: str, **defaults: object) -> None:
+        """Add some of the options that several commands have, with defaults of this study."""
+        add_options(self.parser, OPTIONS, *names)
+        self.parser.set_defaults(**defaults)
+
     def find(self, *words: str) -> Finding:
         """What the study finds with these arguments, for a study that writes no logs; what it raises is raised."""
         return self._body(self.parser.parse_args(words), Path())
@@ -93,11 +103,17 @@ class Study:
 
 
 def add_options(parser: argparse.ArgumentParser, path: Path, *names: str) -> None:
-    """Add the options of a TOML file, all or those named: under each what `add_argument` takes, a type by its name."""
+    """Add the options of a TOML file, all or those named: under each what `add_argument` takes.
+
+    A type stands there by its name; `least` in its place is that of a number, `at_least` so much.
+    """
     options = tomllib.loads(path.read_text("utf8"))
     for name, said in ((name, options[name]) for name in names or options):
-        kind = {"type": _TYPES[said["type"]]} if "type" in said else {}
-        parser.add_argument(f"--{name}", **said | kind)
+        if "type" in said:
+            said["type"] = _TYPES[said["type"]]
+        elif "least" in said:
+            said["type"] = at_least(said.pop("least"))
+        parser.add_argument(f"--{name}", **said)
 
 
 @contextmanager
@@ -137,6 +153,13 @@ def keep(args: argparse.Namespace, result: msgspec.Struct) -> None:
         write_json(args.out, result)
 
 
+def progress(*, quiet: bool, **options: Any) -> tqdm[Any]:
+    """A bar on stderr; where nobody watches, a line every half minute is enough. `options` are tqdm's."""
+    from tqdm import tqdm
+
+    return tqdm(**options, disable=quiet, mininterval=0.5 if sys.stderr.isatty() else 30.0, file=sys.stderr)
+
+
 def at_least(least: Number) -> Callable[[str], Number]:
     """The type of a number of `least` or more, for `add`: whole where `least` is."""
     kind = type(least)
@@ -160,11 +183,6 @@ def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[floa
 def ms(seconds: Sequence[float], percentile: float = 50) -> float:
     """A percentile in milliseconds."""
     return float(np.percentile(seconds, percentile)) * 1e3
-
-
-def us(seconds: Sequence[float], percentile: float = 50) -> float:
-    """A percentile in microseconds."""
-    return ms(seconds, percentile) * 1e3
 
 
 def _finish(args: argparse.Namespace, found: Finding) -> int:

@@ -32,7 +32,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from tqdm import tqdm
 
 from pic_bench.core import CASES, fill_index, make_prompt
-from pic_bench.frame import Finding, Result, Study, at_least, result_of, us
+from pic_bench.frame import Finding, Result, Study, at_least, ms, result_of
 from pic_bench.report.markdown import Table
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
@@ -60,15 +60,10 @@ _MEASURED: Final = {
     "128k, 128 runs": (4,),
 }
 _WARMUP: Final = 3
-STEPS: Final = {
-    "plan": "scan the prompt, choose the runs",
-    "tree": "match the donors' paths, take and drop locks, gather slots",
-    "admit": "clip the plan, count it",
-    "lay out": "build the gap batch",
-    "narrow": "narrow the forward batch, see it request by request for the logits, and put it back",
-    "unlock": "give the donors' locks back",
-    "publish": "cut what was computed, make donors of it",
-}
+STEPS: Final = ("plan", "tree", "admit", "lay out", "narrow", "unlock", "publish")
+"""Choose the runs; match the donors' paths, take and drop locks, gather slots; clip the plan, count it; build the gap
+batch; narrow the forward batch, see it request by request for the logits, and put it back; give the donors' locks back;
+cut what was computed, make donors of it."""
 BEFORE_LOGITS: Final = tuple(step for step in STEPS if step != "publish")
 
 
@@ -122,7 +117,11 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
             name = f"{case.name} of {num_documents}" if case.num_runs > 1 else case.name
             timings.append(_time(host, name, prompts))
     result = result_of(HostResult, args, index_chunks=index.stats().num_donors, timings=timings)
-    return Finding(result, _table(timings))
+    rows = [
+        [*(t.case, str(t.num_runs)), *(f"{step.p50_us:.0f}" for step in t.steps.values()), f"{t.total_p50_us:.0f}"]
+        for t in timings
+    ]
+    return Finding(result, Table(["prompt", "runs", *STEPS, "p50 to the logits, us"], rows))
 
 
 class _Host:
@@ -234,8 +233,8 @@ def _time(host: _Host, name: str, prompts: list[Tokens]) -> HostTiming:
         num_runs=len(spans),
         num_spliced=sum(end - start for start, end in spans),
         requests=len(times),
-        steps={step: Step(p50_us=us(seconds)) for step, seconds in by_step.items()},
-        total_p50_us=us(totals),
+        steps={step: Step(p50_us=1e3 * ms(seconds)) for step, seconds in by_step.items()},
+        total_p50_us=1e3 * ms(totals),
     )
 
 
@@ -283,18 +282,6 @@ def _forward_batch(prompt: Tokens, table: torch.Tensor) -> ForwardBatch:
         rids=["r"],
         lora_ids=[None],
     )
-
-
-def _table(timings: list[HostTiming]) -> Table:
-    rows = [
-        [
-            *(t.case, str(t.num_runs)),
-            *(f"{step.p50_us:.0f}" for step in t.steps.values()),
-            f"{t.total_p50_us:.0f}",
-        ]
-        for t in timings
-    ]
-    return Table(["prompt", "runs", *STEPS, "p50 to the logits, us"], rows)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class IdleOverhead(Result, frozen=True, kw_only=True, forbid_unknown_fields=Fals
 
 
 STUDY = Study("idle_overhead", __doc__, seed=0)
-STUDY.add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
+STUDY.options("model", "sessions", "server-arg")
 STUDY.add(
     "--trace", default="sample:opendevin", help=f"{TRACE_HELP}; gen:random?prompt=512&sessions=40 repeats nothing"
 )
@@ -116,9 +116,7 @@ STUDY.add("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="started i
 STUDY.add("--repeats", type=at_least(1), default=5, metavar="N", help="rounds: starts of every arm")
 STUDY.add("--pairs", type=at_least(2), default=30, metavar="N", help="most turns of each mode in a start")
 STUDY.add("--warmup-pairs", type=at_least(0), default=4, metavar="N", help="random prompts first, not counted")
-STUDY.add("--sessions", type=at_least(1), default=1, metavar="N", help="clients side by side")
 STUDY.add("--max-total-tokens", type=int, default=65_536, metavar="N", help="KV pool of each server")
-STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="flags for all servers; may repeat")
 
 
 @STUDY.measures

@@ -17,14 +17,10 @@ import torch
 from pic_kernels.machine_code import MachineCode, read_machine_code
 
 from pic_bench.frame import Finding, Study
-from pic_bench.gpu.kernel_pool import SHAPES, Shape
+from pic_bench.gpu.kernel_pool import PARTIAL, SHAPES, Shape
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
-_SHAPES: Final = SHAPES | {
-    "Phi-2 (partial)": Shape(heads=32, dim=80, rotary_dim=32),
-    "GLM-4-9B (partial)": Shape(heads=2, dim=128, rotary_dim=64, is_neox=False),
-}
 _DTYPES: Final = {
     "DeepSeek-V2-Lite": (torch.bfloat16, torch.float8_e4m3fn),
     "Llama-3.1-8B": (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn),
@@ -32,7 +28,7 @@ _DTYPES: Final = {
     "Phi-2 (partial)": (torch.bfloat16,),
     "GLM-4-9B (partial)": (torch.bfloat16,),
 }
-CASES: Final = [(model, _SHAPES[model], dtype) for model, dtypes in _DTYPES.items() for dtype in dtypes]
+CASES: Final = [(model, (SHAPES | PARTIAL)[model], dtype) for model, dtypes in _DTYPES.items() for dtype in dtypes]
 
 
 STUDY = Study("kernel_code", __doc__, has_out=False)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic report`."""
     parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="DIR",
-        help="the folder that `compare`, `fidelity` or `tune` wrote with --out",
+        "folder", type=Path, metavar="DIR", help="the folder that `compare`, `fidelity` or `tune` wrote with --out"
     )
     parser.add_argument("--json", action="store_true", help="print summary.json instead of the table")
 
@@ -28,19 +26,18 @@ def run(args: argparse.Namespace) -> int:
     """
     from pic_bench.compare import report as comparison
     from pic_bench.fidelity import report as fidelity
-    from pic_bench.fidelity.folder import has_records
+    from pic_bench.fidelity.config import has_records
     from pic_bench.out_folder import holds_run, print_report
     from pic_bench.tune import report as tuned
     from pic_bench.tune.config import RUN
 
     folder: Path = args.folder
+    write: Callable[[Path], object] = comparison.write_all
+    headline = comparison.headline
     if holds_run(folder, RUN):
-        tuned.write_report(folder)
-        print_report(folder, tuned.headline, as_json=args.json)
+        write, headline = tuned.write_report, tuned.headline
     elif has_records(folder):
-        fidelity.write_report(folder)
-        print_report(folder, fidelity.headline, as_json=args.json)
-    else:
-        comparison.write_all(folder)
-        print_report(folder, comparison.headline, as_json=args.json)
+        write, headline = fidelity.write_report, fidelity.headline
+    write(folder)
+    print_report(folder, headline, as_json=args.json)
     return 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,20 @@ def serving(model: str, arm: Arm, logs: Path, **settings: Any) -> Iterator[Serve
     print(f"starting {arm.name}: {Path(model).name} {' '.join(arm.server_args)}", file=sys.stderr)
     with server, server.watch():
         yield server
+
+
+@contextmanager
+def side_by_side(servers: Sequence[Server]) -> Iterator[None]:
+    """Servers, all started at once; stopped when the block ends, or if one of them does not start.
+
+    Raises:
+        BenchError: a server does not start.
+    """
+    with ExitStack() as stack, ThreadPoolExecutor(len(servers)) as pool:
+        for server in servers:
+            stack.callback(server.stop)
+        list(pool.map(Server.__enter__, servers))
+        yield
 
 
 def generate(

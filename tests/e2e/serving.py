@@ -79,17 +79,17 @@ class Client:
 
     def generate(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | str,
         *,
         pic: object = None,
         fault: str | None = None,
         max_new_tokens: int = 8,
         **body: Any,
     ) -> Answer:
-        """Greedy text after token ids, with the first token's distribution; `fault` is a stage of `faults.STAGES`."""
-        sampling = greedy(max_new_tokens, pic=pic, fault=fault)
-        asked = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 20}
-        return self.answer(self.post("/generate", {**asked, **self.route, **body}))
+        """Greedy text after token ids or a text, with the first token's distribution; `fault` is one of `STAGES`."""
+        given = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+        asked = {"sampling_params": greedy(max_new_tokens, pic=pic, fault=fault), "return_logprob": True}
+        return self.answer(self.post("/generate", {**given, **asked, "top_logprobs_num": 20, **self.route, **body}))
 
     @staticmethod
     def answer(result: Any) -> Answer:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
-from pic_bench.fidelity.folder import read_probes
+from pic_bench.fidelity.config import read_probes
 from pic_bench.fidelity.record import Donors, Experiment, Probe, read_lines
 from pic_bench.out_folder import read_json
 from pic_bench.serving import generate, serving

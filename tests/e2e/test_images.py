@@ -6,14 +6,13 @@ import base64
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Answer, Client, assert_same, greedy, random_tokens
+from tests.e2e.serving import Answer, Client, assert_same, random_tokens
 
 pytestmark = [
     pytest.mark.e2e,
@@ -37,10 +36,7 @@ def words(client: Client, seed: int, count: int) -> str:
 
 
 def ask(client: Client, text: str, images: Sequence[str], pic: object = None) -> Answer:
-    body: dict[str, Any] = {"text": text, "sampling_params": greedy(8, pic=pic)}
-    return client.answer(
-        client.post("/generate", {**body, "image_data": images, "return_logprob": True, "top_logprobs_num": 20})
-    )
+    return client.generate(text, pic=pic, image_data=images)
 
 
 A, B, C = image(1, 280, 196), image(2, 196, 280), image(3, 140, 336)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from typing import Any
 
 import pytest
+from pic_bench.compare.server import request
+from pic_traces.replay.client import read_events
 
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, divergence, random_tokens
@@ -148,10 +149,5 @@ def _chat(text: str, **body: Any) -> dict[str, Any]:
 
 
 def _stream(client: Client, body: dict[str, Any]) -> list[dict[str, Any]]:
-    request = urllib.request.Request(
-        client.server.base_url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=300) as answer:
-        lines = [line.decode().strip() for line in answer]
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    with request(client.server.base_url + "/v1/chat/completions", body, timeout_s=300) as answer:
+        return [json.loads(event) for event in read_events(answer) if event != b"[DONE]"]

@@ -19,7 +19,7 @@ from pic_bench.report.markdown import Table
 from pic_bench.report.study import RESULTS
 from pic_bench.serving import FirstToken
 from pic_bench.soak.__main__ import Control, Soak
-from pic_bench.soak.judge import TOLERANCE, difference
+from pic_bench.soak.client import TOLERANCE, difference
 from pic_bench.soak.load import Fault, requests, sessions
 from pic_bench.soak.patient import Memory
 from pic_traces.encode import load_encoder

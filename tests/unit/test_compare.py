@@ -18,10 +18,9 @@ import pytest
 from pic_bench.compare import command
 from pic_bench.compare.arms import build_arms, read_pic_config
 from pic_bench.compare.compare import Settings, run_compare
-from pic_bench.compare.counters import pic_counters
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
 from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig, make_scenes
-from pic_bench.compare.server import Server, free_port
+from pic_bench.compare.server import Server, free_port, pic_counters
 from pic_bench.compare.summary import ArmKind, ArmSummary, Summary
 from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.stats import merge_tokens, top_k_kl

@@ -12,15 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from fidelity_records import Asked, StandIn, parse, probe
-from pic_bench.environment import capture_environment
+from pic_bench.environment import capture_environment, read_environment
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.arms import EXACT, Arm, parse_policy
-from pic_bench.fidelity.cases.calls import Call
 from pic_bench.fidelity.cases.case import Case, Job
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.folder import claim_run, read_environment, read_left_out, read_probes
+from pic_bench.fidelity.config import claim_run, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
-from pic_bench.fidelity.passes import Passes, PassRun, Vault
+from pic_bench.fidelity.passes import Call, Passes, PassRun, Vault
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity

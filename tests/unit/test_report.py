@@ -221,8 +221,8 @@ def test_controls_alone_make_a_report(tmp_path: Path) -> None:
     ("name", "content", "says"),
     [
         ("probes.jsonl", b"", "nothing was measured"),
-        ("probes.jsonl", b'{"kl": 1}\n', "no records of a fidelity run"),
-        ("probes.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-9], "no records of a fidelity run .*cannot be unpacked"),
+        ("probes.jsonl", b'{"kl": 1}\n', "no records that this"),
+        ("probes.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-9], "no records that this .*cannot be unpacked"),
         ("config.json", b"[]", "not a run's settings"),
     ],
 )

@@ -18,8 +18,8 @@ import pytest
 from fidelity_records import Asked, StandIn, probe
 from pic_bench.compare.server import Server as CompareServer
 from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.cases.calls import Call, session_calls
 from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.passes import Call, session_calls
 from pic_bench.fidelity.record import Probe, read_lines
 from pic_bench.fidelity.target import Recorded
 from pic_bench.tune import climb, ladder, sample

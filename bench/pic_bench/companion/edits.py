@@ -14,7 +14,8 @@ from pic_bench.companion.calls import Row
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.edits import edit_jobs
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.folder import read_config, read_probes
+from pic_bench.fidelity.compared import recovered
+from pic_bench.fidelity.config import read_config, read_probes
 from pic_bench.fidelity.record import Probe
 from pic_bench.report.study import RESULTS
 from sglang_pic.config import PicConfig
@@ -26,9 +27,9 @@ _FOLDERS = {
     "fidelity-edits-bfloat16": "SmolLM2, bfloat16",
     "fidelity-edits-mla": "smollm2-mla, float32",
 }
-_POLICIES = ("in_place", "notes")
-"""`recompile` splices nothing."""
+_POLICIES = ("in_place", "notes")  # `recompile` splices nothing
 _SAID = "[this]"
+_Text = Callable[[Sequence[int]], str]
 
 
 class Segment(Row, frozen=True):
@@ -38,7 +39,6 @@ class Segment(Row, frozen=True):
     old: int | None = None
     """Where the prompts differ: what stood here in the old one."""
     in_place: bool = False
-    """Whether this policy splices it."""
     notes: bool = False
 
 
@@ -98,11 +98,8 @@ def read_edits(tokenizer: Path, texts: SnippetPool) -> Edits:
         for name, case in cases.items()
         if any("notes" in arms for arms in outcomes[name])
     ]
-    formats = [(title, name) for name, title in _FOLDERS.items()]
-    return Edits(
-        formats=formats,
-        prompts=sorted(prompts, key=lambda one: (one.family, one.template, one.num_fields, one.distance)),
-    )
+    prompts.sort(key=lambda one: (one.family, one.template, one.num_fields, one.distance))
+    return Edits(formats=[(title, name) for name, title in _FOLDERS.items()], prompts=prompts)
 
 
 class _Plans:
@@ -130,8 +127,7 @@ def _prompt(case: Case, arms: Sequence[dict[str, Probe]], text: ModelText, plans
     spliced = {policy: plans.spliced(case, policy) for policy in _POLICIES}
     recorded = {policy: {found[policy].chunk_hit_tokens for found in arms if policy in found} for policy in _POLICIES}
     is_same = all(recorded[policy] == {sum(b - a for a, b in spliced[policy])} for policy in _POLICIES)
-    names = (None, None) if edited.answers is None else map(text.text, ([answer] for answer in edited.answers))
-    old_answer, new_answer = names
+    old_answer, new_answer = (text.text([answer]) for answer in edited.answers) if edited.answers else (None, None)
     return Prompt(
         template=edited.edit.template,
         family=edited.edit.family.value,
@@ -146,32 +142,21 @@ def _prompt(case: Case, arms: Sequence[dict[str, Probe]], text: ModelText, plans
 
 
 def _outcomes(arms: dict[str, Probe]) -> dict[str, Outcome]:
-    odds = {name: probe.log_odds for name, probe in arms.items()}
-    new, old = odds["full"], odds["stale"]
-    is_told = new is not None and old is not None and not arms["full"].uses_no_field(arms["stale"])
-
-    def recovery(name: str) -> float | None:
-        return (odds[name] - old) / (new - old) if is_told else None  # type: ignore[operator]
-
+    is_told = not arms["full"].uses_no_field(arms["stale"])
     return {
         name: Outcome(
             said=(probe.text or "").rpartition(_SAID)[2].strip(),
             spliced=probe.chunk_hit_tokens,
             kl=probe.kl,
-            recovery=recovery(name),
+            recovery=recovered(probe, arms["full"], arms["stale"]) if is_told else None,
         )
         for name, probe in arms.items()
     }
 
 
 def _segments(
-    new: Sequence[int],
-    old: Sequence[int],
-    spliced: dict[str, list[Span]],
-    text: Callable[[Sequence[int]], str],
-    texts: SnippetPool,
+    new: Sequence[int], old: Sequence[int], spliced: dict[str, list[Span]], text: _Text, texts: SnippetPool
 ) -> Iterator[Segment]:
-    """The new prompt in order."""
     differences = {b: (old[i:j], k) for i, j, b, k in _differences(old, new, text)}
     cuts = {0, len(new), *differences, *(end for _, end in differences.values())}
     cuts.update(cut for spans in spliced.values() for span in spans for cut in span)
@@ -182,9 +167,7 @@ def _segments(
         yield Segment(text=texts.add(text(new[start:end])), old=old_text, **inside)
 
 
-def _differences(
-    old: Sequence[int], new: Sequence[int], text: Callable[[Sequence[int]], str]
-) -> list[tuple[int, int, int, int]]:
+def _differences(old: Sequence[int], new: Sequence[int], text: _Text) -> list[tuple[int, int, int, int]]:
     """`old[i:j]` stands for `new[b:k]`, for every place at which the prompts differ, in whole words."""
     found: list[tuple[int, int, int, int]] = []
     for tag, i, j, b, k in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -203,6 +186,6 @@ def _differences(
     return found
 
 
-def _joins(text: Callable[[Sequence[int]], str], left: int, right: int) -> bool:
+def _joins(text: _Text, left: int, right: int) -> bool:
     """Whether two tokens, one after the other, are of one word."""
     return text([left])[-1:].isalnum() and text([right])[:1].isalnum()

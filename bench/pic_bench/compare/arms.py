@@ -36,14 +36,6 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """Of every request."""
 
 
-def default_server_args() -> tuple[str, ...]:
-    """The flags that every arm's server gets: hits and metrics reported, and the CPU where the CPU platform serves."""
-    from sglang_pic.platform import activate
-
-    common = ("--enable-cache-report", "--enable-metrics")
-    return common if activate() is None else (*common, "--device", "cpu")
-
-
 def build_arms(names: Sequence[str], *, server_args: Sequence[str], pic_config: str | None) -> list[Arm]:
     """The arms named on the command line, in order; a repeated name gets a number (`stock`, `stock-2`).
 
@@ -93,7 +85,11 @@ def read_pic_config(text: str | None) -> str | None:
 
 
 def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str | None) -> Arm:
-    flags = (*default_server_args(), *(flag.replace(NAME, name) for flag in server_args))
+    from sglang_pic.platform import activate
+
+    # Hits and metrics are reported, and the CPU platform serves on the CPU.
+    flags = ("--enable-cache-report", "--enable-metrics", *(() if activate() is None else ("--device", "cpu")))
+    flags += tuple(flag.replace(NAME, name) for flag in server_args)
     if kind.is_stock:
         cold = ("--disable-radix-cache",) if kind is ArmKind.STOCK_COLD else ()
         # Stock means stock: not only no flag, the plugin is not even loaded into the server.

@@ -74,7 +74,8 @@ def _bar_pair(axes: Axes, row: int, patched: float | None, labels: tuple[str, st
     for aside, kind, length, label in zip((-0.17, 0.17), ("stock", "pic"), (1.0, patched or 0.0), labels, strict=True):
         axes.barh(row + aside, length, height=0.3, color=colour(kind))
         gap, side, ink = (-6, "right", "ground") if length > 0.55 else (6, "left", "ink")
-        _label(axes, label, (length, row + aside), (gap, 0), ha=side, va="center", color=colour(ink))
+        words: dict[str, Any] = {"ha": side, "va": "center", "color": colour(ink), "weight": "bold"}
+        axes.annotate(label, (length, row + aside), xytext=(gap, 0), textcoords="offset points", **words)
     axes.set_xlim(0, max(1.0, axes.get_xlim()[1] if row else 1.0, patched or 0.0))
 
 
@@ -121,7 +122,3 @@ def _draw_ecdf(axes: Axes, arms: Mapping[str, ArmSummary], ttfts: Mapping[str, S
     axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:.0%}")
     axes.set_xlabel("time to first token (share of requests answered within)")
     axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.01))
-
-
-def _label(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
-    axes.annotate(text, at, xytext=offset, textcoords="offset points", weight="bold", **style)

@@ -15,11 +15,10 @@ from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import limit, short_name
 
 from pic_bench.compare.arms import Arm, arm_server
-from pic_bench.compare.counters import pic_counters
 from pic_bench.compare.pairing import summarize_arm
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import COMPARISON, Run, Scene, ScenesConfig, arm_folder
-from pic_bench.compare.server import Server
+from pic_bench.compare.server import Server, pic_counters
 from pic_bench.compare.summary import ArmSummary, Measured, Trace, model_facts
 from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
@@ -35,7 +34,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     arms: list[Arm]
     out: Path
     force: bool = False
-    """Overwrite an earlier comparison in `out`."""
     start_timeout_s: float = 900.0
     quiet: bool = False
 
@@ -157,7 +155,6 @@ def _replay_options(settings: Settings, scene: Scene, arm: Arm, base_url: str) -
 
 
 def _trace(scene: Scene, arm: Arm) -> Trace:
-    """The trace's name, its file's digest, and how much of it was replayed."""
     trace = scene.config.trace
     path = Path(split_clock(trace)[2]).expanduser()
     measured = [record for record in load_records(arm_folder(scene.folder, arm.name)) if not record.warmup]

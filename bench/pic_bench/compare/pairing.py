@@ -131,14 +131,16 @@ def summarize_arm(
     measured = [record for record in records if not record.warmup]
     failed = [record for record in measured if record.status in {Status.FAILED, Status.INTERRUPTED}]
     skipped = [record for record in measured if record.status is Status.SKIPPED]
+    # Those that differ only in the prompt's length are one kind.
+    reasons = [re.sub(r"^prompt of \d+ tokens", "prompt", _one_line(r.reason or "no reason given")) for r in skipped]
     totals |= {"requests": replayed.completed + len(failed), "failed": len(failed)}
     return ArmSummary(
         **totals,
         kind=kind,
         ready_s=ready_s,
         server_args=list(server_args),
-        skipped_reasons=_count(_without_numbers(r.reason or "no reason given") for r in skipped),
-        errors=_count(_one_line(r.error or r.status.value) for r in failed),
+        skipped_reasons=dict(Counter(reasons).most_common()),
+        errors=dict(Counter(_one_line(r.error or r.status.value) for r in failed).most_common()),
         pic_counters=pic_counters,
     )
 
@@ -149,7 +151,6 @@ def _same_calls(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> 
 
 
 def _figures(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """The fields of `Figures`."""
     base, arm = [pair.base for pair in pairs], [pair.arm for pair in pairs]
     base_computed, computed = (sum(_values(records, "computed_tokens")) for records in (base, arm))
     return {
@@ -185,15 +186,6 @@ def _kl(values: Sequence[float]) -> Kl | None:
         return None
     p50, p99, most = map(float, np.percentile(values, [50, 99, 100]))
     return Kl(requests=len(values), p50=p50, p99=p99, max=most)
-
-
-def _count(reasons: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(reasons).most_common())
-
-
-def _without_numbers(reason: str) -> str:
-    """Reasons that differ only in the prompt's length are one kind."""
-    return re.sub(r"^prompt of \d+ tokens", "prompt", _one_line(reason))
 
 
 def _one_line(message: str) -> str:

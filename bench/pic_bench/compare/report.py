@@ -5,21 +5,24 @@ A comparison on several traces (scenes) has these for every scene, and a combine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pic_bench.compare import charts, tables
-from pic_bench.compare.pairing import Pair
+from msgspec.structs import asdict
+
+from pic_bench.compare import charts
+from pic_bench.compare.pairing import Pair, answered, pair_records
 from pic_bench.compare.run_folder import Run, load_run, load_scenes
 from pic_bench.compare.summary import Paired, ScenesSummary, Summary
-from pic_bench.out_folder import scenes_of, write_json
-from pic_bench.report.figures import Drawing
+from pic_bench.out_folder import scenes_of
 from pic_bench.report.markdown import Table
-from pic_bench.report.numbers import count, percent, plural, seconds, times
-from pic_bench.report.page import render_pages, render_text
+from pic_bench.report.numbers import JINJA, percent, plural, table_of, times
+from pic_bench.report.page import Plate, render_text, write_pages
 
 MAX_LISTED = 12
 MAX_ANSWER_CHARS = 1500
+_COLUMNS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf8"))
 
 
 def write_all(folder: Path) -> list[Run]:
@@ -31,73 +34,78 @@ def write_all(folder: Path) -> list[Run]:
     runs = {scene: _write_run(folder / scene) for scene in scenes_of(folder)}
     if not runs:
         return [_write_run(folder)]
+    summaries = {name: run.summary for name, run in runs.items()}
     first, *_ = runs.values()
-    drawn = charts.scenes([run.summary for run in runs.values()])
-    title = f"{' and '.join(run.summary.trace.name for run in runs.values())} on {first.summary.model.name}"
+    title = f"{' and '.join(one.trace.name for one in summaries.values())} on {first.summary.model.name}"
     note = "Grey is stock SGLang, green the patched server, on the same requests."
-    values = {
-        "runs": runs,
-        "note": note,
-        "table": _table(runs, _figures),
-        "environment": first.environment,
-        "summary": first.summary,
-    }
-    told = ScenesSummary(scenes={name: run.summary for name, run in runs.items()})
-    _write(folder, told, "scenes.md.j2", title, note, drawn, values)
+    write_pages(
+        folder,
+        ScenesSummary(scenes=summaries),
+        "scenes.md.j2",
+        title,
+        {"report": Plate(charts.scenes([*summaries.values()]), title, note)},
+        runs=runs,
+        note=note,
+        table=_by_scene("scenes", summaries.values()),
+        environment=first.environment,
+    )
     return list(runs.values())
 
 
 def headline(folder: Path) -> str:
     """What the report of a comparison says first, as a person reads it in a terminal."""
     runs = load_scenes(folder)
-    return _closing_lines(runs) if runs else render_text("overview.md.j2", **_overview_values(load_run(folder).summary))
+    if runs:
+        return _closing_lines(runs)
+    summary = load_run(folder).summary
+    return render_text("overview.md.j2", summary=summary, **_tables(summary))
 
 
 def _write_run(folder: Path) -> Run:
-    """Write the reports of one trace."""
     run = load_run(folder)
-    summary = run.summary
+    summary, paired = run.summary, run.summary.paired
     title = f"{summary.trace.name} on {summary.model.name}"
-    poster = charts.poster(summary.arms, {name: run.ttfts(name) for name in summary.arms})
-    values = {**_overview_values(summary), **_values(run)}
-    _write(folder, summary, "comparison.md.j2", title, _subtitle(summary), poster, values)
+    ttfts = {name: [r.ttft_s for r in answered(some) if r.ttft_s is not None] for name, some in run.records.items()}
+    poster = charts.poster(summary.arms, ttfts)
+    counters = [[key, name, f"{n:g}"] for name, arm in summary.arms.items() for key, n in arm.pic_counters.items()]
+    write_pages(
+        folder,
+        summary,
+        "comparison.md.j2",
+        title,
+        {"report": Plate(poster, title, _subtitle(summary))},
+        **_tables(summary),
+        config=run.config,
+        environment=run.environment,
+        counters=Table(["counter", "arm", "value"], counters),
+        around=_around,
+        buckets=_buckets(paired) if paired else None,
+        request_lists=_request_lists(run, paired) if paired else {},
+    )
     return run
 
 
-def _write(
-    folder: Path,
-    summary: Summary | ScenesSummary,
-    template: str,
-    title: str,
-    subtitle: str,
-    drawn: Drawing,
-    values: Mapping[str, object],
-) -> None:
-    pages = render_pages(template, title, {"report": drawn}, **values)
-    write_json(folder / "summary.json", summary)
-    (folder / "report.md").write_text(pages.markdown, "utf8")
-    (folder / "report.html").write_text(pages.html, "utf8")
-    (folder / "report.svg").write_text(drawn.standalone(title, subtitle), "utf8")
-
-
-def _overview_values(summary: Summary) -> dict[str, object]:
-    return {"summary": summary, "paired": summary.paired, "floor": summary.floor, "tables": tables}
-
-
-def _values(run: Run) -> dict[str, object]:
-    summary = run.summary
-    arms = list(summary.arms.values())
-    is_whole = not any(arm.skipped or arm.failed for arm in arms)
+def _tables(summary: Summary) -> dict[str, object]:
+    arms = ({"name": name, **asdict(arm)} for name, arm in summary.arms.items())
+    others = ({**asdict(pair), "noise_floor": summary.noise_floor} for pair in summary.comparisons)
     return {
-        "config": run.config,
-        "environment": run.environment,
-        "counters": tables.counters_table(summary),
-        "around": _around,
-        "request_lists": _request_lists(run, summary.paired) if summary.paired is not None else {},
-        "complete": is_whole and not any(pair.prompts_differ for pair in summary.comparisons),
-        "repeated": len({arm.kind for arm in arms}) < len(arms),
-        "flattened": any(arm.tools_flattened for arm in arms),
+        "paired": summary.paired,
+        "floor": summary.floor,
+        "arms": table_of(_COLUMNS["arms"], arms),
+        "comparisons": _named("comparisons", others, summary.comparisons[0]) if summary.comparisons else None,
     }
+
+
+def _buckets(paired: Paired) -> Table:
+    found = (*paired.by_chunk_hit_tokens, *paired.at_least_chunk_hit_tokens)
+    header, rows = _named("buckets", map(asdict, found), paired)
+    return Table(header, [row for i, row in enumerate(rows) if row not in rows[:i]])
+
+
+def _named(name: str, rows: Iterable[Mapping[str, object]], pair: Paired) -> Table:
+    """A table whose titles name the arms of a pair."""
+    columns = {title.format(baseline=pair.baseline, arm=pair.arm): cell for title, cell in _COLUMNS[name].items()}
+    return table_of(columns, rows)
 
 
 def _subtitle(summary: Summary) -> str:
@@ -109,8 +117,8 @@ def _subtitle(summary: Summary) -> str:
     return subtitle
 
 
-def _request_lists(run: Run, paired: Paired) -> dict[str, list[Pair]]:
-    pairs = run.pairs(paired)
+def _request_lists(run: Run, paired: Paired) -> dict[str, Sequence[Pair]]:
+    pairs = pair_records(run.records[paired.baseline], run.records[paired.arm])
     differing = sorted((p for p in pairs if not p.same_output), key=lambda p: (p.same_len, -(p.kl or 0.0)))
     slowest = sorted(pairs, key=lambda p: p.arm.ttft_s or 0.0, reverse=True)
     lists = {"Requests whose answers differ most": differing, f"Slowest requests of {paired.arm}": slowest}
@@ -128,50 +136,28 @@ def _around(text: str, same: int) -> tuple[str, str]:
 
 def _closing_lines(runs: Mapping[str, Run]) -> str:
     """The terminal's last lines but the path of the report: what every scene saves, and how many answers agree."""
-    table = _table(runs, _closing)
+    table = _by_scene("closing", [run.summary for run in runs.values()])
     rows = [table.header, *table.rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, _conditions(next(iter(runs.values())))])
-
-
-def _table(runs: Mapping[str, Run], figures: Callable[[Summary, Paired], dict[str, str]]) -> Table:
-    """A row per figure, a column per scene."""
-    columns = [{} if run.summary.paired is None else figures(run.summary, run.summary.paired) for run in runs.values()]
-    labels = dict.fromkeys(label for column in columns for label in column)
-    header = ["", *(run.summary.trace.name for run in runs.values())]
-    return Table(header, [[label, *(column.get(label, "not compared") for column in columns)] for label in labels])
-
-
-def _closing(summary: Summary, paired: Paired) -> dict[str, str]:
-    later = paired.from_second_call
-    stock, patched = (count(summary.arms[name].computed_tokens) for name in (paired.baseline, paired.arm))
-    ttfts = f"{seconds(later.baseline_ttft_p50_s)} → {seconds(later.ttft_p50_s)}"
-    return {
-        "Tokens computed, of stock's": f"{percent(paired.computed_tokens_ratio)} ({stock} → {patched})",
-        "TTFT from a session's second call on": f"{times(later.ttft_speedup_p50)} faster ({ttfts})",
-        "Same first token as stock": f"{percent(paired.first_token_agreement)} of {plural(paired.requests, 'request')}",
-    }
-
-
-def _figures(_: Summary, paired: Paired) -> dict[str, str]:
-    later, second = paired.from_second_call, "from a session's second call on"
-    return {
-        "requests": f"{paired.requests:,}",
-        "tokens computed, of stock's": percent(paired.computed_tokens_ratio),
-        f"tokens computed {second}, of stock's": percent(later.computed_tokens_ratio),
-        "median TTFT speedup": times(paired.ttft_speedup_p50),
-        f"median TTFT speedup {second}": times(later.ttft_speedup_p50),
-        f"median TTFT {second}, stock": seconds(later.baseline_ttft_p50_s),
-        f"median TTFT {second}, patched": seconds(later.ttft_p50_s),
-        "same first token as stock": percent(paired.first_token_agreement),
-        "same whole answer as stock": percent(paired.output_agreement),
-        "KL of the first token, p50 / p99": tables.kl_percentiles(paired),
-    }
-
-
-def _conditions(run: Run) -> str:
-    model, environment = run.summary.model, run.environment
+    model, environment = next((run.summary.model, run.environment) for run in runs.values())
     machine = "; ".join(environment.gpus) or f"{environment.num_cpus} CPUs"
-    parts = [model.name, *([model.dtype] if model.dtype else []), machine]
-    return f"{', '.join(parts)}. Spliced answers are approximate; requests with `mode: off` are exact."
+    where = ", ".join(filter(None, (model.name, model.dtype, machine)))
+    return "\n".join([*lines, f"{where}. Spliced answers are approximate; requests with `mode: off` are exact."])
+
+
+def _by_scene(name: str, scenes: Iterable[Summary]) -> Table:
+    """A row per figure, a column per scene."""
+    columns = _COLUMNS[name]
+    header, figures = [""], [[*columns]]
+    for scene in scenes:
+        header.append(scene.trace.name)
+        rows = [{**asdict(scene.paired), "arms": scene.arms}] if scene.paired else []
+        figures += table_of(columns, rows).rows or [["not compared"] * len(columns)]
+    return Table(header, [list(row) for row in zip(*figures, strict=True)])
+
+
+JINJA.filters |= {
+    "faster": lambda of: f"{times(of.ttft_speedup_p50)} (n={of.requests})" if of.requests else "-",
+    "kl": lambda of: f"{of.p50:.1e} / {of.p99:.1e}" if of else "-",
+}

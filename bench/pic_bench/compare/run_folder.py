@@ -11,23 +11,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from pic_traces.records import RequestRecord, load_records
 from pic_traces.source import short_name
 
-from pic_bench.compare.pairing import Pair, answered, compare_all, pair_records
-from pic_bench.compare.summary import Measured, Paired, Summary
-from pic_bench.environment import Environment
+from pic_bench.compare.pairing import compare_all
+from pic_bench.compare.summary import Measured, Summary
+from pic_bench.environment import Environment, read_environment
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, read_json, scenes_of
 
 COMPARISON = RunKind(
-    "compare",
-    "comparison",
-    (CONFIG, ENVIRONMENT, "summary.json", "report.md", "report.html", "report.svg", "arms"),
+    "compare", "comparison", (CONFIG, ENVIRONMENT, "summary.json", "report.md", "report.html", "report.svg", "arms")
 )
 
 
@@ -67,22 +65,13 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """The `extra_key` of its requests: no scene is served from rows of another on the same server."""
 
 
-@dataclass(slots=True, frozen=True)
-class Run:
+class Run(NamedTuple):
     """A finished comparison, read back from its folder."""
 
     summary: Summary
     environment: Environment
     config: Config
     records: dict[str, list[RequestRecord]]
-
-    def ttfts(self, arm: str) -> list[float]:
-        """The arm's times to first token in seconds."""
-        return [record.ttft_s for record in answered(self.records[arm]) if record.ttft_s is not None]
-
-    def pairs(self, paired: Paired) -> list[Pair]:
-        """The pairs behind a comparison."""
-        return pair_records(self.records[paired.baseline], self.records[paired.arm])
 
 
 def arm_folder(folder: Path, arm: str) -> Path:
@@ -123,7 +112,6 @@ def load_run(folder: Path) -> Run:
     """
     word = "of a comparison; give the folder that `sglang-pic compare --out` wrote"
     measured = read_json(folder / "summary.json", Measured, word)
-    environment = read_json(folder / ENVIRONMENT, Environment, word)
     config = read_json(folder / CONFIG, Config, word)
     records = {arm: load_records(arm_folder(folder, arm)) for arm in measured.arms}
-    return Run(summary=compare_all(measured, records), environment=environment, config=config, records=records)
+    return Run(compare_all(measured, records), read_environment(folder), config, records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shlex
 import signal
 import socket
@@ -15,12 +16,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_pic.errors import BenchError
 
@@ -33,14 +36,14 @@ KILL_GRACE_S = 10.0
 _PORTS = range(20_000, 32_000)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """A TCP port that was free a moment ago, and that no kernel gives to others while a server starts."""
     # Not what is seeded elsewhere: servers that start at once want ports of their own.
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
             return port
-    raise BenchError(f"no port of {host} from {_PORTS.start} to {_PORTS.stop} is free: end what listens there")
+    raise BenchError(f"no port of 127.0.0.1 from {_PORTS.start} to {_PORTS.stop} is free: end what listens there")
 
 
 def launch_command(model: str, port: int, server_args: Sequence[str]) -> list[str]:
@@ -64,6 +67,28 @@ def request(url: str, body: object = None, *, timeout_s: float) -> HTTPResponse:
     return _OPENER.open(asked, timeout=timeout_s)
 
 
+_TOLD = re.compile(r"sglang[:_](pic_|spec_verify_calls_total$)")
+# SGLang's own labels say which rank and model: the same in every sample of a run, so they are left out of the keys.
+_OWN_LABELS = frozenset({"source", "reason", "policy", "mode"})
+
+
+def pic_counters(page: str) -> dict[str, float]:
+    """Every `sglang:pic_*` sample of `page`, summed over ranks; the key keeps the labels that tell samples apart.
+
+    With speculative decoding also `sglang:spec_verify_calls_total`: tokens of answers by it are the accepted length.
+
+    Histogram buckets and creation times are left out: their `_sum` and `_count` stay.
+    """
+    found: dict[str, float] = {}
+    for sample in (sample for family in text_string_to_metric_families(page) for sample in family.samples):
+        if _TOLD.match(sample.name) and not sample.name.endswith(("_bucket", "_created")):
+            labels = ",".join(f"{name}={sample.labels[name]}" for name in sorted(_OWN_LABELS & sample.labels.keys()))
+            key = f"{sample.name}{{{labels}}}" if labels else sample.name
+            found[key] = found.get(key, 0.0) + sample.value
+    return dict(sorted(found.items()))
+
+
+@dataclass(eq=False)
 class Server:
     """A server process as a context manager: entering starts it and waits for health, leaving stops it.
 
@@ -82,23 +107,15 @@ class Server:
             outlives SIGKILL.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        port: int,
-        log_path: Path,
-        env: Mapping[str, str | None] | None = None,
-        start_timeout_s: float = 900.0,
-    ) -> None:
-        self.command = list(command)
-        self.port = port
-        self.log_path = log_path
-        self.start_timeout_s = start_timeout_s
-        self.ready_after_s = 0.0
-        self._env = dict(env or {})
-        self._process: subprocess.Popen[bytes] | None = None
-        self._family: set[psutil.Process] = set()
+    command: Sequence[str]
+    _: KW_ONLY
+    port: int
+    log_path: Path
+    env: Mapping[str, str | None] | None = None
+    start_timeout_s: float = 900.0
+    ready_after_s: float = field(default=0.0, init=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _family: set[psutil.Process] = field(default_factory=set, init=False)
 
     @property
     def base_url(self) -> str:
@@ -223,17 +240,12 @@ class Server:
     def _start(self) -> None:
         self.ready_after_s = 0.0
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        env = {name: value for name, value in {**os.environ, **self._env}.items() if value is not None}
+        env = {name: value for name, value in {**os.environ, **(self.env or {})}.items() if value is not None}
         with self.log_path.open("wb", buffering=0) as log:
             log.write(f"$ {shlex.join(self.command)}\n".encode())
             try:
                 self._process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    start_new_session=True,
+                    self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
                 )
             except OSError as error:
                 raise BenchError(f"cannot start the server ({error}). Command: {shlex.join(self.command)}") from error

@@ -12,18 +12,18 @@ import msgspec
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import QUICK_SIZES, Config, Sizes
 from pic_bench.fidelity.record import Experiment, TemplateSet
-from pic_bench.frame import add_options, interrupt_on_sigterm
+from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import BenchError, ConfigError
 
-EXIT_FAILED = 1
-OPTIONS = Path(__file__).with_name("options.toml")
 DTYPES = ("float32", "bfloat16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic fidelity`."""
-    add_options(parser, OPTIONS)
+    add_options(parser, OPTIONS, "model", "out")
+    add_options(parser, Path(__file__).with_name("options.toml"))
+    add_options(parser, OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")
     for size in settings_of(Sizes).values():
         several = isinstance(size.default, tuple)
         text = size.description[0].lower() + size.description[1:].removesuffix(".")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
     """
     from pic_bench.fidelity.compared import check_naive
-    from pic_bench.fidelity.folder import claim_run, read_probes
+    from pic_bench.fidelity.config import claim_run, read_probes
     from pic_bench.fidelity.plan import make_plan
     from pic_bench.fidelity.report import headline, write_report
     from pic_bench.fidelity.runner import run_fidelity
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     for checked in checks:
         print(f"sglang-pic: {checked}", file=sys.stderr)
     # No prompt to check is a failure too: CI must not pass because nothing was measured.
-    return 0 if checks and all(checked.holds for checked in checks) else EXIT_FAILED
+    return 0 if checks and all(checked.holds for checked in checks) else 1
 
 
 def _numbers(text: str) -> tuple[int, ...]:

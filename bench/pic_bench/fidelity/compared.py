@@ -1,21 +1,22 @@
 """What is compared with what: arms at one place of an experiment, prompt by prompt, and the figures of each.
 
-Intervals are over prompts; over sessions where prompts are calls of a trace.
+Intervals are over prompts; over sessions where prompts are calls of a trace. Of EDITS only prompts whose two full
+prefills differ count (`MIN_GAP`), and of which an arm splices anything; those whose answer does not depend on the field
+stand apart.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.fidelity.recovery import grouped, recovered
+from pic_bench.fidelity.record import Donors, Edit, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Cell, Comparison, Contrast, Flips, Thresholds, seam_of
 from pic_bench.report.stats import Estimate, bootstrap, ratio
 
@@ -33,6 +34,19 @@ _MEANS |= {name: name for name in ("score", "exact_match", "key_error")}
 _MEANS["top1"] = "top1_agrees"
 """Fields of records whose means are figures of a cell, by the figure's name."""
 _SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
+GATED = "all"
+UNAFFECTED = "answer does not depend on it"
+_CLASSES = {2: "1 to 2", 8: "3 to 8", 32: "9 to 32"}
+_GROUPS: dict[str, Callable[[Edit], object]] = {
+    "distance": lambda edit: edit.distance,
+    "tokens of the edit": lambda edit: next(
+        (name for most, name in _CLASSES.items() if max(edit.old_tokens, edit.new_tokens) <= most), "33 or more"
+    ),
+    "old and new value": lambda edit: "as long" if edit.old_tokens == edit.new_tokens else "of other lengths",
+    "changed fields": lambda edit: edit.num_fields,
+    "family": lambda edit: edit.family.value,
+}
+"""What prompts are grouped by, and the group of each."""
 
 
 @dataclass(slots=True)
@@ -95,7 +109,7 @@ def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[P
     A trace with a default policy is looked at twice: all its calls, and those that reuse much under it; once where no
     other calls were measured. Prompts of EDITS are looked at by groups.
     """
-    panels: dict[tuple[object, ...], Panel] = {}
+    panels: dict[tuple[Experiment, str, str, int | None], Panel] = {}
     repeated = 0
     for probe in probes:
         num_blocks = probe.num_blocks if probe.experiment is Experiment.GRID else None
@@ -104,8 +118,10 @@ def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[P
         unit = (probe.num_blocks, probe.prompt)
         repeated += unit in arm
         arm[unit] = probe
-    ordered = sorted(panels.values(), key=_order_of_panels)
-    return [part for panel in ordered for part in _parts(panel, thresholds)], repeated
+    # As experiments are declared, float32 before bfloat16, then by data and blocks.
+    order = list(Experiment)
+    ordered = sorted(panels, key=lambda key: (order.index(key[0]), key[1] != "float32", *key[1:3], key[3] or 0))
+    return [part for key in ordered for part in _parts(panels[key], thresholds)], repeated
 
 
 def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pairs:
@@ -163,6 +179,61 @@ def check_naive(probes: Iterable[Probe]) -> list[Checked]:
     return checks
 
 
+class Gated(NamedTuple):
+    """The records of the prompts that count, and how many prompts do not."""
+
+    kept: list[Probe]
+    alike: int
+    """Prompts whose full prefills differ too little for anything to be recovered."""
+    computed: int
+    """Prompts of which no arm splices anything: they say nothing about splicing."""
+
+
+def gate(probes: Iterable[Probe]) -> Gated:
+    """Choose the prompts that say something about the arms; without its full prefills a prompt is left out."""
+    found: dict[tuple[str, str], dict[str, Probe]] = defaultdict(dict)
+    for probe in probes:
+        found[probe.dtype, probe.prompt][probe.arm] = probe
+    kept: list[Probe] = []
+    alike = computed = 0
+    for arms in (arms for arms in found.values() if {"full", "stale"} <= arms.keys()):
+        if arms["full"].uses_no_field(arms["stale"]):
+            alike += 1
+        elif not any(probe.chunk_hit_tokens for probe in arms.values()):
+            computed += 1
+        else:
+            kept += arms.values()
+    return Gated(kept, alike, computed)
+
+
+def grouped(prompts: Mapping[Unit, Probe]) -> dict[str, set[Unit]]:
+    """The prompts of every group: all that depend on their field, these by each of `_GROUPS`, and the others."""
+    found: dict[tuple[str, str], set[Unit]] = defaultdict(set)
+    for unit, probe in prompts.items():
+        assert probe.edit is not None, "records of EDITS say what was edited"
+        if not probe.edit.family.is_gated:
+            found[UNAFFECTED, probe.edit.family.value].add(unit)
+            continue
+        found[GATED, ""].add(unit)
+        for name, at in _GROUPS.items():
+            found[name, str(at(probe.edit))].add(unit)
+    return {f"{name}: {at}" if at else name: found[name, at] for name, at in sorted(found, key=_order)}
+
+
+def recovered(probe: Probe, full: Probe, stale: Probe) -> float | None:
+    """Of the way from the old prompt's answer to the new one's, the share that a record has gone."""
+    if probe.log_odds is None or full.log_odds is None or stale.log_odds is None:
+        return None
+    return (probe.log_odds - stale.log_odds) / (full.log_odds - stale.log_odds)
+
+
+def _order(group: tuple[str, str]) -> tuple[int, int, str]:
+    """Groups as they are declared, numbers by their value."""
+    name, at = group
+    number = at.partition(" ")[0]
+    return [GATED, *_GROUPS, UNAFFECTED].index(name), int(number) if number.isdigit() else 0, at
+
+
 def _parts(panel: Panel, thresholds: Thresholds) -> list[Panel]:
     """The panel, or the groups of its prompts that are looked at."""
     if panel.experiment is Experiment.EDITS:
@@ -184,6 +255,7 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
     probability = float(np.median([p.top1_probability for p in probes]))
     recoveries = _recoveries(panel, donors, arm)
     shares = [share for share, _ in recoveries]
+    scores = [probe.score for probe in panel.arm("full", donors).values() if probe.score is not None]
     return Cell(
         **{name: getattr(panel, name) for name in _PLACE},
         donors=donors,
@@ -199,7 +271,8 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
         undecided=probability < thresholds.competent_probability,
         nll_change=_difference(with_full, "gold_nll"),
         score_change=_difference(with_full, "score"),
-        incompetent=_is_incompetent(panel, donors, thresholds),
+        # Unknown counts as too low, no questions at all do not.
+        incompetent=panel.experiment is Experiment.QA and (not scores or fmean(scores) < thresholds.competent_score),
         recovery=_estimate(recoveries),
         recovery_median=float(np.median(shares)) if shares else None,
         recovery_p10=float(np.percentile(shares, 10)) if shares else None,
@@ -263,12 +336,6 @@ def _compared(what: str, where: str, pairs: Iterable[Pairs], field: str = "kl") 
     return [compared]
 
 
-def _is_incompetent(panel: Panel, donors: Donors, thresholds: Thresholds) -> bool:
-    """Whether the full prefill's mean score is too low; unknown counts as too low, no questions at all do not."""
-    scores = [probe.score for probe in panel.arm("full", donors).values() if probe.score is not None]
-    return panel.experiment is Experiment.QA and (not scores or fmean(scores) < thresholds.competent_score)
-
-
 def _estimate(values: Iterable[tuple[float | None, str]]) -> Any:
     """The `Estimate` of values with their units; None where no record has a value."""
     found = [(float(value), unit) for value, unit in values if value is not None]
@@ -289,13 +356,6 @@ def _both(pairs: Pairs, field: str) -> list[tuple[Probe, float, float]]:
 def _ratio_of_sums(pairs: Pairs, field: str) -> float | None:
     first, second = (sum(getattr(pair[side], field) for pair in pairs) for side in (0, 1))
     return ratio(first, second)
-
-
-def _order_of_panels(panel: Panel) -> tuple[object, ...]:
-    """Experiments as they are declared, float32 before bfloat16, then data and blocks."""
-    experiment = list(Experiment).index(panel.experiment)
-    dtype = (panel.dtype != "float32", panel.dtype)
-    return experiment, dtype, panel.source, panel.num_blocks or 0
 
 
 def _order_of_arms(donors: Donors, arm: str, thresholds: Thresholds) -> tuple[object, ...]:

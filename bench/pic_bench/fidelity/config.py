@@ -1,21 +1,27 @@
-"""What a fidelity run was asked for: config.json of its folder, and the sizes of a default and of a quick run."""
+"""What a fidelity run was asked for, the sizes of a default and of a quick run, and the files of its folder.
+
+DIR/config.json environment.json probes.jsonl left_out.jsonl server-<dtype>.log trace-<dtype>.done vault/
+DIR/summary.json report.md report.html plot-*.svg
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from pic_traces.packed import is_written, packed
 
 from pic_bench.fidelity.arms import RECORDED, place_sessions
-from pic_bench.fidelity.record import Experiment, TemplateSet
+from pic_bench.fidelity.record import Experiment, LeftOut, Probe, TemplateSet, read_lines, whole_lines
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, claim_or_continue, read_json, write_whole
 from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
 KIND = "fidelity"
 BLOCK_TOKENS = 80
 """Of GRID. From 80 tokens on every repeated span of random text is found whole (study), so each block is one run."""
-MAX_BLOCKS = 16
-"""As many blocks have markers."""
+MAX_BLOCKS = 16  # as many blocks have markers
 
 
 Number = Annotated[int, Range(0)]
@@ -79,11 +85,64 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             place_sessions((), order)
 
 
-QUICK_SIZES = Sizes(
-    prompts=8,
-    questions=4,
-    calls=12,
-    edits=16,
-    blocks=(1, 4),
-    seams=(0, 1, 8),
+QUICK_SIZES = Sizes(prompts=8, questions=4, calls=12, edits=16, blocks=(1, 4), seams=(0, 1, 8))
+
+
+PROBES = "probes.jsonl"
+LEFT_OUT = "left_out.jsonl"
+VAULT = "vault"
+
+_RUN = RunKind(
+    KIND,
+    "fidelity run",
+    (
+        *(CONFIG, ENVIRONMENT, PROBES, f"{PROBES}.gz", LEFT_OUT, VAULT, "server-*.log", "trace-*.done"),
+        *("summary.json", "report.md", "report.html", "plot-*.svg"),
+    ),
 )
+
+
+def claim_run(folder: Path, config: Config, *, resume: bool, force: bool) -> None:
+    """Make `folder` ready for a run: new, or an earlier run's that is continued or, with `force`, deleted.
+
+    Raises:
+        ConfigError: it holds something else, an earlier run that neither flag speaks of, or another configuration's.
+    """
+    probes = folder / PROBES
+    if claim_or_continue(folder, _RUN, config, resume=resume, force=force) and has_records(folder):
+        # The next record begins on its own line, and is not hidden by packed ones.
+        write_whole(probes, whole_lines(probes))
+        packed(probes).unlink(missing_ok=True)
+
+
+def read_config(folder: Path) -> Config:
+    """What a run was asked for.
+
+    Raises:
+        BenchError: the folder holds no fidelity run, or one of another version.
+    """
+    return read_json(folder / CONFIG, Config, "of a fidelity run that this version can read")
+
+
+def has_records(folder: Path) -> bool:
+    """Whether a fidelity run has left records in a folder."""
+    return is_written(folder / PROBES)
+
+
+def read_probes(folder: Path) -> list[Probe]:
+    """All records of a run; none where nothing was measured yet.
+
+    Raises:
+        BenchError: the file cannot be read, or a line of it is no record.
+    """
+    return read_lines(folder / PROBES, Probe)
+
+
+def read_left_out(folder: Path) -> list[LeftOut]:
+    """Every prompt that was left out, once; a last line that was cut off is passed over.
+
+    Raises:
+        BenchError: the file is not a list of such prompts.
+    """
+    found = read_lines(folder / LEFT_OUT, LeftOut)
+    return list({(one.experiment, one.dtype, one.prompt): one for one in found}.values())

@@ -16,8 +16,7 @@ from pic_bench.fidelity.record import SURE, Donors, Probe
 from pic_bench.fidelity.target import NOBODY, Recorded, Target
 from pic_bench.report.stats import common_len
 
-_TEXT_TOKENS = 48
-"""So much of the prompt's end goes into a record."""
+_TEXT_TOKENS = 48  # so much of the prompt's end goes into a record
 
 
 class Step(NamedTuple):
@@ -54,7 +53,9 @@ def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size:
     """
     case = job.case
     assert job.arms[0] == FULL, "the full prefill comes first"
-    _prepare(case, job.arms, target)
+    for kind in dict.fromkeys(arm.donors for arm in job.arms if not arm.is_control):
+        for donor in case.donors.get(kind, ()):
+            target.compute(donor, key=_donors_key(case, kind))
     reference: Reference | None = None
     probes: dict[str, Probe] = {}
     for arm in job.arms:
@@ -150,7 +151,6 @@ def _add_edit(probe: Probe, edited: Edited, recorded: Recorded) -> Probe:
 
 
 def _add_answer(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int], text: ModelText) -> Probe:
-    """The record with what was generated, and its score."""
     score = metrics.score_answer(text.answer(ids), case.answers, contains=case.exact_score)
     return msgspec.structs.replace(
         probe,
@@ -164,13 +164,6 @@ def _add_answer(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int
 
 def _inside(recorded: Recorded, block: Span) -> int:
     return sum(max(0, min(end, block.end) - max(start, block.start)) for start, end in recorded.spliced)
-
-
-def _prepare(case: Case, arms: Sequence[Arm], target: Target) -> None:
-    """Have the donors computed."""
-    for kind in dict.fromkeys(arm.donors for arm in arms if not arm.is_control):
-        for donor in case.donors.get(kind, ()):
-            target.compute(donor, key=_donors_key(case, kind))
 
 
 def _key(case: Case, arm: Arm) -> str:

@@ -14,16 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 Floats = npt.NDArray[np.float64]
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Floats:
-    """Log-probabilities over the last axis. O(n), one copy in float64."""
-    out = logits.astype(np.float64)
-    out -= out.max(axis=-1, keepdims=True)
-    out -= np.log(np.exp(out).sum(axis=-1, keepdims=True))
-    return out
+    """Log-probabilities over the last axis, in float64."""
+    return np.asarray(special.log_softmax(logits.astype(np.float64), axis=-1))
 
 
 def divergence(p: Floats, q: Floats, probabilities: Floats | None = None) -> Floats:

@@ -14,20 +14,72 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from pic_traces.encode import Encoder, load_encoder
+from pic_traces.session import Session
+from pic_traces.source import limit, load
 
 from pic_bench.fidelity.arms import FULL, RECORDED, RETEST, Arm, place_sessions
-from pic_bench.fidelity.cases.calls import Call
-from pic_bench.fidelity.cases.case import Case
+from pic_bench.fidelity.cases.case import Case, Ids
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.measure import Reference, Step, compare
-from pic_bench.fidelity.record import Probe
+from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
 from pic_bench.out_folder import write_whole
 from sglang_pic.errors import BenchError
 
+GOLD_TOKENS = 32
+MAX_ANSWER_TOKENS = 512
+_ROOM = 72  # what is generated behind a prompt
 RETEST_CALLS = 24  # of each order: what computing again changes is soon told, and it costs a full prefill
-_CACHE = "pass"
-"""The namespace of a pass: each begins with a flush, so one serves them all."""
+_CACHE = "pass"  # the namespace of a pass: each begins with a flush, so one serves them all
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a session; its blocks are whatever the cache finds."""
+
+    session: int
+    case: Case
+    answer: Ids
+    """All of it; gold is its beginning."""
+
+
+def trace_calls(trace: str, source: str, text: ModelText, model: str, num_calls: int | None) -> list[Call]:
+    """The calls of a trace that have an answer and fit into the model's context.
+
+    Raises:
+        TraceError: the trace cannot be read, or the model's template refuses a call.
+    """
+    encoder = load_encoder(model)
+    sessions = enumerate(limit(load(trace), num_calls=num_calls))
+    found = (call for at, session in sessions for call in session_calls(session, at, source, encoder, text))
+    return [call for call in found if call.answer]
+
+
+def session_calls(session: Session, number: int, source: str, encoder: Encoder, text: ModelText) -> Iterator[Call]:
+    """The calls of one session, under a number of its own, that fit into the model's context, also without an answer.
+
+    Raises:
+        TraceError: the model's template refuses a call.
+    """
+    for call in session.calls():
+        encoded = encoder.encode(call)
+        prompt = encoded.tokens.tolist()
+        answer = encoded.path[len(prompt) :][:MAX_ANSWER_TOKENS].tolist()
+        if len(prompt) + max(len(answer), _ROOM) < text.context_len:
+            case = Case(
+                experiment=Experiment.TRACE,
+                name=call_name(number, call.index),
+                source=source,
+                prompt=prompt,
+                gold=answer[:GOLD_TOKENS],
+            )
+            yield Call(number, case, answer)
+
+
+def call_name(session: int, call: int) -> str:
+    """The name of a session's call, both by their numbers."""
+    return f"{session:03d}-{call:03d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +87,6 @@ class Passes:
     """What is served in passes: calls, in which orders, and under which arms."""
 
     source: str
-    """The trace's name."""
     calls: Sequence[Call]
     """In recorded order, those of a session one after the other."""
     arms: Sequence[Arm]

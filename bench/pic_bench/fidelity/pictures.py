@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from pic_bench.fidelity.compared import GATED
 from pic_bench.fidelity.record import Experiment
-from pic_bench.fidelity.recovery import GATED
 from pic_bench.fidelity.summary import CONTROLS, Cell
 from pic_bench.fidelity.tables import UNITS, arm_name, place_name
 from pic_bench.report.figures import LINES, Drawing, colour, drawing, log_ticks, place

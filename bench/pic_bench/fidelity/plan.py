@@ -11,14 +11,13 @@ import msgspec
 from pic_traces.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
 
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, EXACT, Arm, parse_policy
-from pic_bench.fidelity.cases.calls import trace_calls
 from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.cases.edits import edit_jobs
 from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.config import Config
-from pic_bench.fidelity.passes import Passes
+from pic_bench.fidelity.passes import Passes, trace_calls
 from pic_bench.fidelity.record import Donors, Experiment
 
 DEFAULT_TRACE = "sample:opendevin"
@@ -47,7 +46,14 @@ def make_plan(config: Config) -> Plan:
         BenchError: a prompt cannot be made of the data.
     """
     sizes, seed, text = config.sizes, config.seed, ModelText(Path(config.model))
-    pool = TextPool(*_text_source(config), text)
+    # GRID takes its text from the first file.
+    name = config.data[0] if config.data else DEFAULT_TRACE
+    if is_question_set(Path(name)):
+        questions = read_questions(Path(name), limit=MAX_TEXT_QUESTIONS, seed=seed)
+        texts = list(dict.fromkeys(document for question in questions for document in question.documents))
+    else:
+        texts = trace_texts(name)
+    pool = TextPool(Path(name).name, texts, text)
     policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
     makers: dict[Experiment, Callable[[], Iterable[Job]]] = {
         Experiment.GRID: lambda: grid_jobs(sizes, pool, text, seed),
@@ -74,16 +80,6 @@ def chosen_questions(config: Config) -> list[Question]:
     else:
         sources = [list(generated_questions(kind, limit=limit, seed=seed)) for kind in GENERATED]
     return [question for in_turn in zip_longest(*sources) for question in in_turn if question is not None]
-
-
-def _text_source(config: Config) -> tuple[str, list[str]]:
-    """Name and texts of the file that GRID takes its text from: the first."""
-    name = config.data[0] if config.data else DEFAULT_TRACE
-    path = Path(name)
-    if not is_question_set(path):
-        return path.name, trace_texts(name)
-    questions = read_questions(path, limit=MAX_TEXT_QUESTIONS, seed=config.seed)
-    return path.name, list(dict.fromkeys(document for question in questions for document in question.documents))
 
 
 def _traces(config: Config, text: ModelText) -> Iterator[Passes]:

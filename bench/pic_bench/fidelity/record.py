@@ -10,6 +10,8 @@ from typing import TypeVar
 import msgspec
 from pic_traces.packed import is_written, read_written
 
+from sglang_pic.errors import BenchError
+
 T = TypeVar("T")
 MIN_GAP = 0.5
 """Of EDITS, in nats of log-odds between the two full prefills; where they differ by less, the model does not use the
@@ -74,7 +76,6 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of the field that is asked for, what differs."""
     new_tokens: int
     num_fields: int
-    """How many fields differ."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,7 +88,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prompt: str
     """Identifies the prompt within its experiment; the same under every arm."""
     source: str
-    """The data it was made of."""
     arm: str
     """`full`, `retest` (full prefill again), `exact` (exact prefix hit), `naive` (spliced, not rotated), `seam-K`,
     `stale` (what the old prompt answers), or a policy's name."""
@@ -95,7 +95,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Blocks that were meant to be spliced; None for a trace."""
     donors: Donors
     shift: int | None = None
-    """Records of earlier versions have it; nothing reads it."""
+    """In earlier records alone."""
     prompt_tokens: int
     prefix_hit_tokens: int
     chunk_hit_tokens: int
@@ -192,11 +192,13 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
     """All records of a file; a last line that was cut off is left out, and no file has none.
 
     Raises:
-        OSError: the file cannot be read or unpacked.
-        msgspec.DecodeError: a line is no such record.
+        BenchError: the file cannot be read or unpacked, or a line is no such record.
     """
     decoder = msgspec.json.Decoder(kind)
-    return [decoder.decode(line) for line in whole_lines(path).split(b"\n") if line]
+    try:
+        return [decoder.decode(line) for line in whole_lines(path).split(b"\n") if line]
+    except (OSError, msgspec.DecodeError) as error:
+        raise BenchError(f"{path}: no records that this version can read ({error}).") from error
 
 
 def whole_lines(path: Path) -> bytes:

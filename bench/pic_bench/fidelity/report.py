@@ -8,34 +8,31 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
+from pic_bench.environment import read_environment
 from pic_bench.fidelity import tables
-from pic_bench.fidelity.compared import Panel, make_cells, make_comparisons, make_panels
-from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
+from pic_bench.fidelity.compared import Panel, gate, make_cells, make_comparisons, make_panels
+from pic_bench.fidelity.config import PROBES, read_left_out, read_probes
 from pic_bench.fidelity.pictures import Picture, pictures_of
 from pic_bench.fidelity.record import MIN_GAP, SURE, Experiment, Probe
-from pic_bench.fidelity.recovery import gate
 from pic_bench.fidelity.summary import CONTROLS, Cell, Summary, Thresholds
 from pic_bench.fidelity.tables import Titled
-from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json, write_json
-from pic_bench.report.page import render_pages, render_text
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json
+from pic_bench.report.numbers import table_of
+from pic_bench.report.page import Plate, render_text, write_pages
 from sglang_pic.errors import BenchError
 
-NUM_WORST = 8
-"""Of each experiment."""
+NUM_WORST = 8  # of each experiment
 
 
 class Section(NamedTuple):
     """Tables and pictures of one experiment."""
 
     experiment: Experiment
+    title: str
     tables: list[Titled]
     pictures: list[Picture]
-
-    @property
-    def title(self) -> str:
-        """Its head."""
-        return str(tables.TITLES[self.experiment.value])
 
 
 def write_report(folder: Path) -> Summary:
@@ -47,16 +44,10 @@ def write_report(folder: Path) -> Summary:
     summary = _summarize(folder)
     sections = make_sections(summary)
     drawn = [picture for section in sections for picture in section.pictures]
-    title = f"Fidelity of {summary.model}"
-    pages = render_pages("fidelity.md.j2", title, {p.name: p.drawing for p in drawn}, **_values(summary, sections))
-    write_json(folder / "summary.json", summary)
-    (folder / "report.md").write_text(pages.markdown, "utf8")
-    (folder / "report.html").write_text(pages.html, "utf8")
+    plates = {one.name: Plate(one.drawing, *one.title.split(": ", 1)) for one in drawn}
     for stale in folder.glob("plot-*.svg"):
         stale.unlink()
-    for picture in drawn:
-        what, _, about = picture.title.partition(": ")
-        (folder / f"{picture.name}.svg").write_text(picture.drawing.standalone(what, about), "utf8")
+    write_pages(folder, summary, "fidelity.md.j2", f"Fidelity of {summary.model}", plates, **_values(summary, sections))
     return summary
 
 
@@ -69,7 +60,8 @@ def headline(folder: Path) -> str:
 
 def make_sections(summary: Summary) -> list[Section]:
     """A section for every experiment that was run."""
-    sections = {one: Section(one, [], []) for one in Experiment if any(c.experiment is one for c in summary.cells)}
+    measured = {cell.experiment for cell in summary.cells}
+    sections = {one: Section(one, tables.TITLES[one.value], [], []) for one in Experiment if one in measured}
     for where, cells in _places(summary.cells):
         section = sections[cells[0].experiment]
         has_places = len({cell.place for cell in cells}) > 1
@@ -101,7 +93,8 @@ def _summarize(folder: Path) -> Summary:
     probes = read_probes(folder)
     if not probes:
         raise BenchError(f"{folder / PROBES}: no whole record; nothing was measured.")
-    config = _read_config(folder / CONFIG)
+    settings = read_json(folder / CONFIG, dict[str, object], "a run's settings") if (folder / CONFIG).exists() else {}
+    config = {name: text for name, value in settings.items() if (text := _as_text(value)) not in ("", "null")}
     least = config.get("min_chunk_hit", "")
     thresholds = Thresholds(min_chunk_hit=int(least)) if least.isdecimal() else Thresholds()
     edits = gate(probe for probe in probes if probe.edit is not None)
@@ -123,23 +116,23 @@ def _summarize(folder: Path) -> Summary:
 
 
 def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
-    """What the template shows, and the figures that its limits name."""
     cells, few = summary.cells, summary.limits.min_prompts
     unpaired = [cell.against_floor.unpaired for cell in cells if cell.against_floor and cell.against_floor.unpaired]
     policies = summary.config.get("policies", "") if summary.config.get("min_chunk_hit") else ""
     return {
-        "summary": summary,
         "environment": summary.environment,
         "thresholds": summary.limits,
         "sections": sections,
         "first_policy": policies.split(",")[0].partition("=")[0],
         "min_gap": MIN_GAP,
         "sure": SURE,
-        "comparisons": tables.comparisons_table(summary.comparisons, few),
+        "comparisons": table_of(
+            tables.COLUMNS["comparisons"], ({**asdict(c), "few": few} for c in summary.comparisons)
+        ),
         "arm_name": tables.arm_name,
         "mark": tables.UNDECIDED,
         "unpaired": unpaired,
-        "marked": sum(cell.says_little for cell in cells),
+        "marked": sum(cell.undecided or cell.incompetent for cell in cells),
         "smallest": min((cell.n for cell in cells), default=0),
         "sessions": min((cell.num_units for cell in cells if cell.experiment is Experiment.TRACE), default=few),
     }
@@ -162,12 +155,6 @@ def _worst(panels: Sequence[Panel], thresholds: Thresholds) -> list[Probe]:
             highest.setdefault((probe.source, probe.prompt), probe)
         found += list(highest.values())[:NUM_WORST]
     return found
-
-
-def _read_config(path: Path) -> dict[str, str]:
-    """Every setting as text; nothing where there is no file."""
-    settings = read_json(path, dict[str, object], "a run's settings") if path.exists() else {}
-    return {name: text for name, value in settings.items() if (text := _as_text(value)) not in ("", "null")}
 
 
 def _as_text(value: object) -> str:

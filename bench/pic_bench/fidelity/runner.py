@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from tqdm import tqdm
 
-from pic_bench.environment import Environment, capture_environment
+from pic_bench.environment import Environment, capture_environment, read_environment
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.folder import LEFT_OUT, PROBES, VAULT, read_environment, read_left_out, read_probes, trace_mark
+from pic_bench.fidelity.config import LEFT_OUT, PROBES, VAULT, read_left_out, read_probes
 from pic_bench.fidelity.measure import Step, Unrealised, measure
-from pic_bench.fidelity.passes import Passes, PassRun, Vault
+from pic_bench.fidelity.passes import PassRun, Vault
 from pic_bench.fidelity.plan import Plan
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, append_lines
 from pic_bench.fidelity.target import Target, serve_target
+from pic_bench.frame import progress
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from sglang_pic.errors import BenchError
 
@@ -66,7 +66,9 @@ class _FormatRun:
         """Serve what is not measured yet; a server is only started where there is anything."""
         probes = [probe for probe in read_probes(self.folder) if probe.dtype == self.dtype]
         jobs = self._missing_jobs(probes)
-        passes = [] if trace_mark(self.folder, self.dtype).exists() else self.plan.passes
+        # Says that the traces were measured to their end.
+        mark = self.folder / f"trace-{self.dtype}.done"
+        passes = [] if mark.exists() else self.plan.passes
         if not jobs and not passes:
             return
         write_json(self.folder / ENVIRONMENT, joined_environment(self.folder))
@@ -84,10 +86,12 @@ class _FormatRun:
                 self._keep(self.dtype, sum(job.cost for job in jobs), self._measured(jobs, target))
             for each in passes:
                 vault = Vault(self.folder / VAULT / self.dtype / each.source.replace("/", "_"))
-                run = PassRun(each, target, self.plan.text, vault, self.dtype, _done(each, probes))
+                at = Experiment.TRACE, each.source
+                done = {(probe.prompt, probe.arm) for probe in probes if (probe.experiment, probe.source) == at}
+                run = PassRun(each, target, self.plan.text, vault, self.dtype, done)
                 self._keep(f"{self.dtype} {each.source}", each.cost, run.steps())
             if self.plan.passes:
-                trace_mark(self.folder, self.dtype).touch()
+                mark.touch()
             shutil.rmtree(self.folder / VAULT / self.dtype, ignore_errors=True)
 
     def _missing_jobs(self, probes: Sequence[Probe]) -> list[Job]:
@@ -126,21 +130,12 @@ class _FormatRun:
 
     def _keep(self, name: str, total: int, steps: Iterable[Step]) -> None:
         """Write the records of every step, and show how many tokens of prompts are served."""
-        # Where nobody watches, a line every half minute is enough.
-        interval = 0.5 if sys.stderr.isatty() else 30.0
-        told = {"disable": self.quiet, "mininterval": interval, "file": sys.stderr}
-        with tqdm(total=total, unit="tok", unit_scale=True, desc=name, **told) as bar:
+        with progress(total=total, unit="tok", unit_scale=True, desc=name, quiet=self.quiet) as bar:
             for step in steps:
                 append_lines(self.folder / PROBES, step.probes)
                 self.outcome.measured += bool(step.probes)
                 bar.set_description(f"{name} {step.label}", refresh=False)
                 bar.update(step.prompt_tokens)
-
-
-def _done(passes: Passes, probes: Iterable[Probe]) -> set[tuple[str, str]]:
-    """`(prompt, arm)` of the records that are there."""
-    at = Experiment.TRACE, passes.source
-    return {(probe.prompt, probe.arm) for probe in probes if (probe.experiment, probe.source) == at}
 
 
 def joined_environment(folder: Path) -> Environment:

@@ -75,7 +75,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cosine: Estimate
     top1: Estimate
     top1_decided: Estimate | None
-    """Over the decided prompts only."""
     undecided: bool
     """The median probability of the full prefills' likeliest token is too low for agreement to say much."""
     forced_kl: Estimate | None
@@ -117,11 +116,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Where in the experiment: a number of blocks, a group of prompts."""
         return self.group or self.num_blocks
 
-    @property
-    def says_little(self) -> bool:
-        """Whether the full prefill itself is not competent here, so that agreement with it says little."""
-        return self.undecided or self.incompetent
-
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The KL of two arms on the same prompts, over all places of an experiment; a prompt counts once."""
@@ -136,11 +130,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     second: float
     """Mean KL of either arm."""
     difference: Estimate
-
-    @property
-    def side(self) -> str:
-        """On which side of zero the interval lies."""
-        return "above 0" if self.difference.low > 0 else "below 0" if self.difference.high < 0 else "includes 0"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from msgspec.structs import asdict
 
+from pic_bench.fidelity.compared import GATED
 from pic_bench.fidelity.record import Donors, Experiment
-from pic_bench.fidelity.recovery import GATED
-from pic_bench.fidelity.summary import Cell, Comparison, Contrast
-from pic_bench.report.columns import JINJA, table_of
+from pic_bench.fidelity.summary import Cell, Contrast
 from pic_bench.report.markdown import Table
+from pic_bench.report.numbers import JINJA, table_of
 
 UNDECIDED = "†"
 FLOOR_NAMES = {"exact": "exact hit (noise floor)", "retest": "full prefill again", "full": "full prefill"}
@@ -61,12 +61,6 @@ def crossed(cells: Sequence[Cell], figure: str) -> Table | None:
         size = " to ".join(f"{n:,}" for n in dict.fromkeys((sizes[0], sizes[-1])))
         rows.append([name, size, *(write.render(_row(cell)) if cell is not None else "-" for cell in found)])
     return Table([head, "n", *across], rows) if any({*row[2:]} != {"-"} for row in rows) else None
-
-
-def comparisons_table(comparisons: Iterable[Comparison], min_prompts: int) -> Table:
-    """Pairs of arms with their difference, and whether its interval lies on one side of zero."""
-    rows = ({**asdict(one), "side": one.side, "few": min_prompts} for one in comparisons)
-    return table_of(COLUMNS["comparisons"], rows)
 
 
 def telling_table(cells: Sequence[Cell]) -> Table:

@@ -24,8 +24,7 @@ from pic_bench.fidelity.arms import Arm
 from pic_bench.serving import Answer, arm_server, generate
 from sglang_pic.errors import BenchError
 
-NOBODY = "nobody"
-"""A namespace in which nothing is ever computed: donors from here are none."""
+NOBODY = "nobody"  # a namespace in which nothing is ever computed: donors from here are none
 
 _SHM = Path("/dev/shm")
 
@@ -49,12 +48,12 @@ class Unrecorded(BenchError):
         self.answer = answer
 
 
+@dataclass
 class Target:
     """Calls a server that takes the test options."""
 
-    def __init__(self, server: Server, record_dir: Path) -> None:
-        self.server = server
-        self._record_dir = record_dir
+    server: Server
+    record_dir: Path
 
     def compute(self, tokens: Sequence[int], *, key: str, off: bool = False) -> None:
         """Have tokens computed in full in a namespace; they become donors and prefix there.
@@ -91,7 +90,7 @@ class Target:
         # What log probabilities are asked for is computed.
         asked = {"return_logprob": True, "logprob_start_len": len(prompt) - 1}
         served = self._generate([*prompt, *gold], key, options, **asked)
-        path = self._record_dir / f"{name}.npz"
+        path = self.record_dir / f"{name}.npz"
         try:
             with np.load(path) as file:
                 arrays = dict(file)

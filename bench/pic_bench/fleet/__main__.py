@@ -2,10 +2,6 @@
 
 All arms have the same servers, emptied before each arm, and the same gateway `smg`, started anew. With --kill the last
 two arms are the gateway alone and steered, while one server is killed and started again.
-
-examples:
-  make fleet
-  python -m pic_bench.fleet --model .models/tiny-gqa --trace gen:skills --page runs/fleet.md --kill 20
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -31,10 +26,10 @@ from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import short_name
 
 from pic_bench.compare.arms import arm_server, build_arms
-from pic_bench.compare.counters import pic_counters
-from pic_bench.compare.server import Server, free_port
-from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
+from pic_bench.compare.server import Server, free_port, pic_counters
+from pic_bench.frame import Finding, Result, Study, add_options, keep, result_of
 from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.serving import side_by_side
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.errors import BenchError
 
@@ -56,19 +51,9 @@ _SETTLE_S = 2.0
 _REGISTER_S = 120.0
 
 STUDY = Study("fleet", __doc__)
-STUDY.add("--model", required=True, metavar="DIR", help="model folder")
-STUDY.add("--trace", default="sample:opendevin", help="as for `sglang-pic compare`")
-STUDY.add("--policies", default="round_robin,cache_aware,content", metavar="A,B,..", help="the gateway's, and content")
-STUDY.add("--servers", type=at_least(2), default=3, metavar="N", help="servers")
-STUDY.add("--sessions", type=at_least(1), default=6, metavar="N", help="sessions side by side")
-STUDY.add("--limit-sessions", type=int, metavar="N", help="only the first N sessions")
-STUDY.add("--limit-calls", type=int, metavar="N", help="only the first N calls")
-STUDY.add("--max-tokens", type=at_least(1), default=8, metavar="N", help="output tokens a request")
-STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="more flags for every server")
-STUDY.add("--kill", type=at_least(0.1), metavar="S", help="also: kill a server after S seconds, and start it again")
-STUDY.add("--gateway-path", type=Path, default=Path(".versions/smg"), metavar="DIR", help="where smg is installed")
-STUDY.add("--logs", type=Path, metavar="DIR", help="keep logs and records there")
-STUDY.add("--page", type=Path, metavar="FILE", help="write the table with its circumstances as Markdown there")
+STUDY.options("model", "server-arg", "limit-sessions", "limit-calls", "logs")
+STUDY.options("sessions", "max-tokens", sessions=6, max_tokens=8)
+add_options(STUDY.parser, Path(__file__).with_name("options.toml"))
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +127,6 @@ class _Member(NamedTuple):
 
 @contextmanager
 def _members(args: argparse.Namespace, logs: Path) -> Iterator[list[_Member]]:
-    """The servers, started side by side."""
     salt = logs / "salt"
     salt.write_text(secrets.token_hex(24))
     flags = [word for text in args.server_arg for word in shlex.split(text)]
@@ -153,11 +137,7 @@ def _members(args: argparse.Namespace, logs: Path) -> Iterator[list[_Member]]:
         config = msgspec.json.encode({"content_events": {"endpoint": events, "salt_file": str(salt)}}).decode()
         server = arm_server(args.model, arm, logs / f"server-{number}.log", env={CONFIG_VARIABLE: config})
         members.append(_Member(server, events))
-    with ExitStack() as stack:
-        for member in members:
-            stack.callback(member.server.stop)
-        with ThreadPoolExecutor(len(members)) as pool:
-            list(pool.map(lambda member: member.server.__enter__(), members))
+    with side_by_side([member.server for member in members]):
         yield members
 
 
@@ -165,7 +145,7 @@ def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], p
     """Replay the trace through a gateway of its own, against empty servers."""
     for member in members:
         member.server.post("/flush_cache", {})
-    before = [_counts(member) for member in members]
+    before = [pic_counters(member.server.get("/metrics")) for member in members]
     folder = logs / (f"{policy}-killed" if is_killed else policy)
     with ExitStack() as stack:
         entry = stack.enter_context(_gateway(args, folder, members, _STEERED if policy == CONTENT else policy))
@@ -176,18 +156,13 @@ def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], p
             summary = _replay(args, entry.base_url, folder)
         status = msgspec.json.decode(entry.get("/status")) if policy == CONTENT else {}
     time.sleep(_SETTLE_S)
-    after = [{}] * len(members) if is_killed else [_counts(member) for member in members]
-    grown = [
-        {name: count - was.get(name, 0.0) for name, count in now.items()}
-        for now, was in zip(after, before, strict=True)
-    ]
+    after = [{} if is_killed else pic_counters(member.server.get("/metrics")) for member in members]
+    pairs = zip(after, before, strict=True)
+    grown = [{name: count - was.get(name, 0.0) for name, count in now.items()} for now, was in pairs]
     return Outcome(
         policy=policy,
         is_killed=is_killed,
-        planned=summary.planned,
-        completed=summary.completed,
-        failed=summary.failed,
-        prompt_tokens=summary.prompt_tokens,
+        **{name: getattr(summary, name) for name in ("planned", "completed", "failed", "prompt_tokens")},
         computed_tokens=summary.computed_tokens or 0,
         ttft_p50_s=summary.ttft_s.p50 or 0.0,
         ttft_p99_s=summary.ttft_s.p99 or 0.0,
@@ -265,22 +240,8 @@ def _killing(server: Server, after_s: float) -> Iterator[None]:
         raise failures[0]
 
 
-def _counts(member: _Member) -> dict[str, float]:
-    return pic_counters(member.server.get("/metrics"))
-
-
 def _table(arms: Sequence[Outcome]) -> Table:
-    header = [
-        "arm",
-        "completed",
-        "failed",
-        "computed",
-        "of prompts",
-        "busiest / mean",
-        "TTFT p50",
-        "TTFT p99",
-        "events",
-    ]
+    header = ["arm", "completed", "failed", "computed", "of prompts", "busiest / mean", "TTFT p50", "TTFT p99"]
     rows = [
         [
             f"{arm.policy}, a server killed" if arm.is_killed else arm.policy,
@@ -295,26 +256,23 @@ def _table(arms: Sequence[Outcome]) -> Table:
         ]
         for arm in arms
     ]
-    return Table(header, rows)
+    return Table([*header, "events"], rows)
 
 
 def _page(fleet: Fleet) -> str:
     steered = [f"- {arm.policy}: {arm.requests}" for arm in fleet.arms if arm.requests]
-    return "\n".join(
-        [
-            f"# {fleet.servers} servers behind {fleet.gateway}",
-            "",
-            f"{fleet.trace} on {fleet.model}, {fleet.sessions} sessions at once, {fleet.max_tokens} output tokens. "
-            "All servers run the plugin. `content` is the gateway steered by `sglang-pic route`; the other arms are "
-            "its own policies. Computed tokens are those of completed requests, events the bytes for one listener.",
-            "",
-            markdown_table(_table(fleet.arms)),
-            "",
-            "Requests as the router treated them:",
-            *steered,
-            "",
-        ]
-    )
+    return f"""\
+# {fleet.servers} servers behind {fleet.gateway}
+
+{fleet.trace} on {fleet.model}, {fleet.sessions} sessions at once, {fleet.max_tokens} output tokens. All servers run \
+the plugin. `content` is the gateway steered by `sglang-pic route`; the other arms are its own policies. Computed \
+tokens are those of completed requests, events the bytes for one listener.
+
+{markdown_table(_table(fleet.arms))}
+
+Requests as the router treated them:
+{chr(10).join(steered)}
+"""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Is a server right? Prompts served again by their own chunks, beside exact prefix hits and beside rows made wrong.
 
 The probe throws prefix hits away, so that a prompt sent twice is spliced at shift 0 and must give what it gave cold, as
-closely as an exact prefix hit does (`mode: off` keeps these). A control turns the signs of every spliced row, and must
-be seen. Text that moved is measured and not judged: how much a model takes is no question of correctness. An 8B model
-runs as users start it: the learnt cost gate, `mode: off` against stock, shift 0, where the host waits.
+closely as an exact prefix hit does (`mode: off` keeps these). Text that moved is measured and not judged: how much a
+model takes is no question of correctness. An 8B model runs as users start it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from sglang_pic.errors import BenchError, PicError
 
 OFF: Final = {"mode": "off"}
 _WRONG: Final = {"testing": {"flip_donors": True}}
-PROBE: Final = {"ignore_prefix": True, "request_options": True}
-"""What `compare` needs of a server."""
+PROBE: Final = {"ignore_prefix": True, "request_options": True}  # what `compare` needs of a server
 _CONFIG: Final = {
     "cost_gate": "off",
     "self_test": "refuse",

@@ -25,22 +25,8 @@ import msgspec
 from pic_bench.environment import capture_environment
 from pic_bench.frame import at_least, interrupt_on_sigterm
 from pic_bench.gpu import stand_ins
-from pic_bench.gpu.record import (
-    FIGURES,
-    ITEMS,
-    LIMIT_S,
-    Found,
-    Item,
-    Record,
-    Work,
-    figure_table,
-    file_name,
-    item_table,
-    read_records,
-    render,
-)
+from pic_bench.gpu.record import ITEMS, LIMIT_S, Found, Item, Record, Work, file_name, read_records, render, show
 from pic_bench.out_folder import write_json
-from pic_bench.report.markdown import markdown_table
 from sglang_pic.errors import PicError
 
 # An item that is asked to end stops its servers, which may take as long as this.
@@ -76,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{record.status}, {record.wall_s:.0f} s", flush=True)
         for failure in record.found.failures:
             print(f"    {failure}", flush=True)
-    return _show(args.out, [item.name for item in wanted])
+    return show(args.out, [item.name for item in wanted])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -186,16 +172,3 @@ def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wal
         environment=environment,
         found=found,
     )
-
-
-def _show(folder: Path, names: Sequence[str]) -> int:
-    records = read_records(folder)
-    tables = [markdown_table(item_table(records)), markdown_table(figure_table(records))]
-    text = "\n\n".join(tables)
-    if any(record.is_dry for record in records.values()):
-        text += "\n\nA dry run fills nothing: its sizes are tiny and its numbers mean nothing."
-    (folder / "table.md").write_text(text + "\n", "utf8")
-    print(f"\n{text}")
-    left = sum(1 for figure in FIGURES if figure.item not in records or records[figure.item].is_dry)
-    print(f"\n{len(FIGURES) - left} of {len(FIGURES)} figures' items have run on a card; records in {folder}")
-    return 1 if any(records[name].status not in ("ok", "left out") for name in names) else 0

@@ -5,6 +5,7 @@ Buffers are parts of one allocation, so that the plain copy moves as many bytes 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -45,13 +46,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.heads * self.dim * 2 * (1 if self.latent else 2)
 
 
-SHAPES: Final = {
-    "SmolLM2-135M": Shape(layers=30, heads=3, dim=64, rotary_dim=64),
-    "Llama-3.1-8B": Shape(layers=32, heads=8, dim=128, rotary_dim=128),
-    "Qwen3-32B": Shape(layers=64, heads=8, dim=128, rotary_dim=128),
-    "DeepSeek-V2-Lite": Shape(layers=27, heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512),
-    "DeepSeek-V3": Shape(layers=61, heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512),
-}
+_FILE: Final = Path(__file__).with_name("shapes.json").read_bytes()
+SHAPES, PARTIAL, LAYOUTS = msgspec.json.decode(_FILE, type=dict[str, dict[str, Shape]]).values()
+"""Of models, of two whose rows turn in part only, and of every way in which rows may be laid out."""
 # Rows of one buffer by their bytes, for what a short row costs.
 ROW_SHAPES: Final = {
     f"rows of {2 * heads * dim} B": Shape(layers=24, heads=heads, dim=dim, rotary_dim=dim)

@@ -103,7 +103,6 @@ def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, st
 
 
 def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torch.device, budget: int) -> KernelTiming:
-    """Check, then time, one case."""
     print(f"{model}, {order}, {num_tokens} tokens", file=sys.stderr)
     torch.manual_seed(0)
     shape = SHAPES.get(model) or ROW_SHAPES[model]
@@ -122,6 +121,7 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
     def on_next(way: Callable[[Window], None]) -> Callable[[], None]:
         return lambda: way(next(upcoming))
 
+    backend = pool.choice().backend
     ways = {"splice": pool.move, "copy": pool.copy, "move_then_rope": pool.move_then_rope}
     return KernelTiming(
         model=model,
@@ -129,17 +129,11 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
         tokens=num_tokens,
         layers=layers,
         layers_of_model=shape.layers,
-        backend=_backend_name(pool.choice().backend),
+        backend=f"host, {'compiled' if host_native.load() else 'torch'}" if backend is Backend.HOST else backend.value,
         bytes_moved=2 * num_tokens * pool.token_bytes,
         rel_l2=rel_l2,
         **take_turns({name: on_next(way) for name, way in ways.items()}, repeats, device, device_seconds),
     )
-
-
-def _backend_name(backend: Backend) -> str:
-    if backend is Backend.HOST:
-        return "host, torch" if host_native.load() is None else "host, compiled"
-    return backend.value
 
 
 def _table(timings: list[KernelTiming]) -> Table:

@@ -10,7 +10,6 @@ frequencies, not work.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -222,12 +221,6 @@ class Bench:
         self.pool = Pool(dims.rows, dims.layers, num_slots, device, dtype)
         self.slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1)).to(device)
 
-    def first_layers(self, count: int) -> Bench:
-        """The same weights with the first `count` layers only, on the same pool."""
-        part = copy.copy(self)
-        part.layers = self.layers[:count]
-        return part
-
     def to_device(self, tokens: Tokens) -> Tensor:
         """Token ids as a pass takes them."""
         return torch.from_numpy(tokens.astype(np.int64)).to(self.device)
@@ -269,7 +262,8 @@ class Bench:
                 mixed = self._attention(layer, normed, pool.keys[index], pool.values[index], shared)
             hidden = hidden + F.linear(mixed, layer["out"])
             normed = F.rms_norm(hidden, (self.dims.hidden,))
-            hidden = hidden + _gated(normed, layer["gate_up"], layer["down"])
+            gate, up = F.linear(normed, layer["gate_up"]).chunk(2, dim=-1)
+            hidden = hidden + F.linear(F.silu(gate) * up, layer["down"])
             if "router" in layer:
                 hidden = hidden + routed(normed, layer, self.dims.top_k)
         return F.linear(F.rms_norm(hidden[-1], (self.dims.hidden,)), self.head).float()
@@ -325,11 +319,6 @@ class Bench:
     def _weight(self, *shape: int) -> Tensor:
         weight = torch.empty(shape, dtype=self.dtype, device=self.device)
         return weight.normal_(std=shape[-1] ** -0.5, generator=self._random)
-
-
-def _gated(hidden: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    gate, up = F.linear(hidden, gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, down)
 
 
 def routed(hidden: Tensor, layer: Layer, top_k: int) -> Tensor:

@@ -19,7 +19,7 @@ from pic_kernels.numerics import ROTATE_REL_L2
 from pic_kernels.operands import SUPPORTED_DTYPES
 
 from pic_bench.gpu import kernels
-from pic_bench.gpu.kernel_pool import Pool, Shape, Window
+from pic_bench.gpu.kernel_pool import LAYOUTS, Pool, Shape, Window
 from pic_bench.gpu.record import Found, Work
 from sglang_pic.errors import BenchError
 
@@ -27,13 +27,6 @@ _SHIFTS: Final = (1_021, 0, -37, 131_072, 1)
 _FP8: Final = torch.float8_e4m3fn
 _SANITIZER_S: Final = 150
 _SMALL: Final = "from pic_bench.gpu import stand_ins; stand_ins.install(); from pic_bench.gpu import moves; "
-LAYOUTS: Final = {
-    "NeoX": Shape(heads=8, dim=128, rotary_dim=128),
-    "interleaved": Shape(heads=8, dim=128, rotary_dim=128, is_neox=False),
-    "partial NeoX": Shape(heads=8, dim=128, rotary_dim=64),
-    "partial interleaved": Shape(heads=2, dim=128, rotary_dim=64, is_neox=False),
-    "MLA": Shape(heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512),
-}
 
 
 def run_moves(work: Work) -> Found:

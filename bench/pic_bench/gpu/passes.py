@@ -18,8 +18,7 @@ from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, Tokens
 from sglang_pic.errors import BenchError
 
-SHIFT: Final = 37
-"""Of the first run: donor position less target position."""
+SHIFT: Final = 37  # of the first run: donor position less target position
 _NAMESPACE: Final = "bench"
 _HEADER_TOKENS: Final = 64
 _OTHER_TOKENS: Final = 32

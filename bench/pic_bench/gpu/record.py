@@ -6,7 +6,7 @@ Imports no torch, so that the page of results can be written anywhere.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,8 +16,7 @@ from pic_bench.environment import Environment
 from pic_bench.out_folder import read_json
 from pic_bench.report.markdown import Table, markdown_table
 
-LIMIT_S: Final = 480.0
-"""Seconds that an item may take."""
+LIMIT_S: Final = 480.0  # seconds that an item may take
 
 
 class Figure(NamedTuple):
@@ -60,8 +59,7 @@ class Item(NamedTuple):
 _TABLE: Final = tomllib.loads(Path(__file__).with_name("items.toml").read_text("utf8"))["item"]
 ITEMS: Final = tuple(Item(**{name: value for name, value in each.items() if name != "figures"}) for each in _TABLE)
 FIGURES: Final = tuple(Figure(item=each["name"], **one) for each in _TABLE for one in each.get("figures", ()))
-MARKS: Final = ("<!-- gpu: begin -->", "<!-- gpu: end -->")
-"""Around the table of the page."""
+MARKS: Final = ("<!-- gpu: begin -->", "<!-- gpu: end -->")  # around the table of the page
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,6 +144,20 @@ def figure_table(records: Mapping[str, Record]) -> Table:
         command = f"`make gpu ARGS='--item {figure.item}'`"
         rows.append([figure.what, figure.aim, figure.shown(value), command])
     return Table(["figure", "aim", "measured", "command"], rows)
+
+
+def show(folder: Path, names: Sequence[str]) -> int:
+    """Print the tables of the records in a folder and write them there; 1 where one of `names` failed."""
+    records = read_records(folder)
+    tables = [markdown_table(item_table(records)), markdown_table(figure_table(records))]
+    text = "\n\n".join(tables)
+    if any(record.is_dry for record in records.values()):
+        text += "\n\nA dry run fills nothing: its sizes are tiny and its numbers mean nothing."
+    (folder / "table.md").write_text(text + "\n", "utf8")
+    print(f"\n{text}")
+    left = sum(1 for figure in FIGURES if figure.item not in records or records[figure.item].is_dry)
+    print(f"\n{len(FIGURES) - left} of {len(FIGURES)} figures' items have run on a card; records in {folder}")
+    return 1 if any(records[name].status not in ("ok", "left out") for name in names) else 0
 
 
 def render(page: str, records: Mapping[str, Record]) -> str:

@@ -74,7 +74,6 @@ def _pool(work: Work) -> tuple[str, ...]:
 
 
 def _config(dims: Dims) -> dict[str, object]:
-    """The Hugging Face `config.json` of some dimensions."""
     family: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     if dims.latent:
         scaling = yarn(factor=_CONTEXT_LEN / 4_096, original_len=4_096, mscale=0.707)

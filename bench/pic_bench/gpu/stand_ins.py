@@ -145,8 +145,7 @@ def _xxhash() -> list[ModuleType]:
     return [module]
 
 
-_WINDOW = 32
-"""Bytes that a cut depends on."""
+_WINDOW = 32  # bytes that a cut depends on
 
 
 class _Chunk(NamedTuple):

@@ -28,8 +28,6 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     """Spliced rows that were checked."""
     num_fetched_rows: int
     """Of them, those that were on the host."""
-    num_read_rows: int
-    """Rows of requests that were checked before a pass read them."""
     num_renewed_rows: int
     """Rows that were computed again in their slots."""
     num_evicted_tokens: int
@@ -40,7 +38,6 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     num_tree_slots: int
     num_index_tokens: int
     num_index_donors: int
-    num_index_evicted_tokens: int
 
 
 class Bookkeeper:
@@ -97,7 +94,6 @@ class Bookkeeper:
             wrong_rows=dict(watch.found),
             num_spliced_rows=watch.num_spliced,
             num_fetched_rows=watch.num_fetched,
-            num_read_rows=watch.num_read,
             num_renewed_rows=watch.num_renewed,
             num_evicted_tokens=self._num_evicted,
             num_locks=len(self._locks),
@@ -106,7 +102,6 @@ class Bookkeeper:
             num_tree_slots=len(walk.slot_indices),
             num_index_tokens=stats.num_tokens,
             num_index_donors=stats.num_donors,
-            num_index_evicted_tokens=stats.num_evicted_tokens,
         )
 
     def _check_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> Iterator[str]:

@@ -13,8 +13,7 @@ from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
 
-PROBE_PLUGIN = "pic_probe"
-"""The entry point's name."""
+PROBE_PLUGIN = "pic_probe"  # the entry point's name
 PROBE_VARIABLE = "SGLANG_PIC_PROBE"
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 

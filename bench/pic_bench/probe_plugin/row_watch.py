@@ -9,9 +9,8 @@ it when it hands the slot out. It reads the device at every pass, so it is for a
 
 What is found wrong is counted and logged, never raised.
 
-NOTE: SGLang's KV canary (`--kv-canary`) cannot do this. It has a reference in plain torch for a CPU, but it hashes each
-row with the row before it and with its position: of a splice of ten rows it reports ten, also where its entries are
-copied with the rows. Its sweep refuses every subclass of SGLang's radix tree.
+NOTE: SGLang's KV canary (`--kv-canary`) cannot do this: it hashes each row with the row before it and its position, and
+so reports every spliced row. Its sweep refuses every subclass of SGLang's radix tree.
 """
 
 from __future__ import annotations
@@ -79,13 +78,8 @@ class RowWatch:
         self.found: Counter[str] = Counter()
         """Rows that are wrong, by what is wrong with them."""
         self.num_spliced = 0
-        """Spliced rows that were checked."""
         self.num_fetched = 0
-        """Of them, those that were on the host."""
         self.num_renewed = 0
-        """Rows that were computed again in their slots."""
-        self.num_read = 0
-        """Rows of requests that were checked before a pass read them."""
 
     def on_alloc(self, slots: Tensor | None, *_: object, **__: object) -> None:
         """After the allocator has handed out slots."""
@@ -253,7 +247,6 @@ class RowWatch:
         with_content = watched.is_extend or self._num_passes % _CONTENT_EVERY == 0
         for row, tokens in watched.rows:
             slots = table[row, : len(tokens)].to(torch.int64)
-            self.num_read += len(tokens)
             wrong = (self._token[slots] != tokens) | (self._position[slots] != torch.arange(len(tokens)))
             self._report("read for another token", wrong, slots)
             self._report("read from a freed slot", self._is_free(slots) & ~wrong, slots)

@@ -80,7 +80,12 @@ def drawing(label: str, width: float, height: float) -> Iterator[tuple[Drawing, 
         yield drawn, figure
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None})
-    drawn.body = _themed(written.getvalue())
+    # The content of matplotlib's `<svg>`, shortened, with the theme's variables and tooltips in place of links.
+    drawn.body = _HEAD.sub("", written.getvalue(), count=1).rpartition("</svg>")[0]
+    for pattern, shorter in _SHORTER:
+        drawn.body = pattern.sub(shorter, drawn.body)
+    for name, stand_in in _STAND_INS.items():
+        drawn.body = drawn.body.replace(stand_in, f"var(--{name})")
 
 
 def colour(name: str) -> str:
@@ -135,13 +140,3 @@ def _rounded(attribute: str) -> str:
     """Coordinates to a tenth of a pixel, without blanks around a path's commands."""
     short = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), attribute)
     return re.sub(r" ?([MLz]) (?=[-\d])", r"\1", short)
-
-
-def _themed(written: str) -> str:
-    """The content of matplotlib's `<svg>`, shortened, with the theme's variables and tooltips in place of links."""
-    body = _HEAD.sub("", written, count=1).rpartition("</svg>")[0]
-    for pattern, shorter in _SHORTER:
-        body = pattern.sub(shorter, body)
-    for name, stand_in in _STAND_INS.items():
-        body = body.replace(stand_in, f"var(--{name})")
-    return body

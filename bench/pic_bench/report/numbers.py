@@ -1,9 +1,16 @@
-"""How figures are written in every report: short enough for a table cell, with units and intervals."""
+"""How figures are written in every report: short enough for a table cell, with units and intervals.
+
+Tables are described by data files: a title for every column, and a Jinja text that writes its cell of a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
+from jinja2 import Environment, StrictUndefined
+
+from pic_bench.report.markdown import Table
 from pic_bench.report.stats import Estimate
 
 
@@ -57,29 +64,9 @@ def tick(value: float) -> str:
     return f"{value:.0e}".replace("e-0", "e-") if value < 9e-4 else f"{value:g}".replace("0.", ".", 1)
 
 
-def number(value: float) -> str:
-    """A value near 1, such as a cosine, with four digits."""
-    return f"{value:.4f}"
-
-
-def score(value: float) -> str:
-    """A score in [0, 1], or a difference of two scores, with three digits."""
-    return f"{value:.3f}"
-
-
 def share(value: float) -> str:
     """A share in percent with one digit, without digits for 0 % and 100 %."""
     return f"{value * 100:.0f} %" if value in (0, 1) else f"{value * 100:.1f} %"
-
-
-def points(value: float) -> str:
-    """A difference of two shares in percentage points."""
-    return f"{value * 100:+.1f}"
-
-
-def change(value: float) -> str:
-    """A divergence with its sign, for differences."""
-    return ("+" if value > 0 else "") + divergence(value)
 
 
 def two(value: float) -> str:
@@ -95,3 +82,29 @@ def with_interval(estimate: Estimate | float | None, write: Callable[[float], st
         return write(estimate)
     value, low, high = map(write, (estimate.value, estimate.low, estimate.high))
     return value if low == high else f"{value} [{low.removesuffix(' %')}, {high.removesuffix(' %')}]"
+
+
+def table_of(columns: Mapping[str, str], rows: Iterable[Mapping[str, object]]) -> Table:
+    """A row for every mapping, whose values the columns' texts name."""
+    cells = [JINJA.from_string(cell) for cell in columns.values()]
+    # A blank at the end tells a title from the same one before it.
+    return Table([title.rstrip() for title in columns], [[cell.render(row) for cell in cells] for row in rows])
+
+
+_WRITERS = (count, divergence, percent, plural, seconds, share, times, two)
+FORMATS: Final[dict[str, Any]] = {
+    **{write.__name__: write for write in _WRITERS},
+    "number": "{:.4f}".format,
+    "score": "{:.3f}".format,
+    # Of a difference of two divergences, and of two shares.
+    "change": lambda value: ("+" if value > 0 else "") + divergence(value),
+    "points": lambda value: f"{value * 100:+.1f}",
+}
+"""How a figure may be written, by the name that templates and tables use."""
+JINJA: Final = Environment(undefined=StrictUndefined)
+JINJA.filters |= FORMATS | {
+    "figure": lambda value, write: with_interval(value, FORMATS[write]),
+    # Tokens that another one stands for: their share, and of how many.
+    "flips": lambda found: "-" if found is None else f"{share(found.flips / found.tokens)} of {found.tokens:,}",
+    "thousands": "{:,.0f}".format,
+}

@@ -8,38 +8,49 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from pic_bench.report.columns import FORMATS
+from pic_bench.out_folder import write_json
 from pic_bench.report.figures import Drawing
 from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.report.numbers import FORMATS
 
 
-class Pages(NamedTuple):
-    """A report in both forms."""
+class Plate(NamedTuple):
+    """A drawing, and what stands above it in a file of its own."""
 
-    markdown: str
-    html: str
+    drawing: Drawing
+    title: str
+    subtitle: str
 
 
-def render_pages(template: str, title: str, drawings: Mapping[str, Drawing], **values: object) -> Pages:
-    """Both forms of a report.
+def write_pages(
+    folder: Path, summary: msgspec.Struct, template: str, title: str, plates: Mapping[str, Plate], **values: object
+) -> None:
+    """Write a report into a folder: summary.json, report.md, report.html, and a NAME.svg of each plate.
 
     Args:
-        template: a Markdown template, which gets `title`, `values` and `html`, whether the text is for the page.
+        template: a Markdown template; gets `title`, `summary`, `values` and `html`, whether the text is for the page.
         title: of the page, as plain text.
-        drawings: what the text may show as `![title](NAME.svg "note")`, by name.
+        plates: what the text may show as `![title](NAME.svg "note")`, by name.
     """
-    body = _MARKDOWN.render(render_text(template, html=True, title=title, **values))
+    values |= {"title": title, "summary": summary}
+    body = _MARKDOWN.render(render_text(template, html=True, **values))
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     body = _BOUNDS.sub(r"<small>\1</small>", body.replace(' style="text-align:right"', ""))
-    body = _IMAGES.sub(lambda found: _figures(found[0], drawings), body)
+    body = _IMAGES.sub(lambda found: _figures(found[0], plates), body)
     page = _templates().get_template("page.html.j2").render(title=Markup(escape(title)), body=Markup(body))
-    return Pages(render_text(template, html=False, title=title, **values), page)
+    write_json(folder / "summary.json", summary)
+    (folder / "report.md").write_text(render_text(template, html=False, **values), "utf8")
+    (folder / "report.html").write_text(page, "utf8")
+    for name, plate in plates.items():
+        (folder / f"{name}.svg").write_text(plate.drawing.standalone(plate.title, plate.subtitle), "utf8")
 
 
 def render_text(template: str, **values: object) -> str:
@@ -55,10 +66,10 @@ _IMAGE = re.compile(r'<img src="([^"]+)\.svg" alt="([^"]*)" title="([^"]*)"')
 _BOUNDS = re.compile(r"(\[[^\]<>]+\])(?=[^<]*</td>)")
 
 
-def _figures(images: str, drawings: Mapping[str, Drawing]) -> str:
+def _figures(images: str, plates: Mapping[str, Plate]) -> str:
     """Drawings side by side where there is room; a drawing alone takes the whole width."""
     figures = [
-        f'<figure><h3>{title}</h3><p>{note}</p><div class="draw">{drawings[name].inline()}</div></figure>'
+        f'<figure><h3>{title}</h3><p>{note}</p><div class="draw">{plates[name].drawing.inline()}</div></figure>'
         for name, title, note in _IMAGE.findall(images)
     ]
     return f'<div class="{"charts" if len(figures) > 1 else "chart"}">{"".join(figures)}</div>'

@@ -62,19 +62,11 @@ def top_k_kl(p: Mapping[str, float], q: Mapping[str, float]) -> float | None:
     """
     if not p or not q:
         return None
-    floor = min(q.values())
-    ps = [math.exp(v) for v in p.values()]
-    qs = [math.exp(q.get(token, floor)) for token in p]
-    ps.append(max(0.0, 1.0 - sum(ps)))
-    qs.append(max(0.0, 1.0 - sum(qs)))
-    p_sum, q_sum = sum(ps), sum(qs)
-    tiny = 1e-9
-    total = 0.0
-    for a, b in zip(ps, qs, strict=True):
-        a_share, b_share = a / p_sum, max(b / q_sum, tiny)
-        if a_share > tiny:
-            total += a_share * math.log(a_share / b_share)
-    return max(0.0, total)
+    floor, tiny = min(q.values()), 1e-9
+    both = [math.exp(v) for v in p.values()], [math.exp(q.get(token, floor)) for token in p]
+    whole = ([*some, max(0.0, 1.0 - sum(some))] for some in both)
+    ps, qs = ([value / sum(some) for value in some] for some in whole)
+    return max(0.0, sum(a * math.log(a / max(b, tiny)) for a, b in zip(ps, qs, strict=True) if a > tiny))
 
 
 def bootstrap(
@@ -92,18 +84,14 @@ def bootstrap(
             1997, section 3.8).
     """
     data = np.asarray(values, dtype=float)
-    weights = _weights(len(data), units, seed)
+    if units is None:
+        weights = _counts(len(data), seed)
+    else:
+        numbers = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
+        weights = _counts(len(numbers), seed)[:, [numbers[unit] for unit in units]]
     if statistic is Statistic.MEAN:
         return _estimate(float(data.mean()), weights @ data / weights.sum(axis=1), len(data))
     return _estimate(float(np.median(data)), _medians(data, weights), len(data))
-
-
-def _weights(size: int, units: Sequence[Hashable] | None, seed: int) -> np.ndarray:
-    """How often every value is in every resample of values, or of their units, `[RESAMPLES, size]`."""
-    if units is None:
-        return _counts(size, seed)
-    numbers = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
-    return _counts(len(numbers), seed)[:, [numbers[unit] for unit in units]]
 
 
 def _medians(data: np.ndarray, weights: np.ndarray) -> np.ndarray:

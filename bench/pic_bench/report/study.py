@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from pic_bench.report.columns import JINJA, table_of
 from pic_bench.report.markdown import markdown_table
-from pic_bench.report.numbers import divergence, times
+from pic_bench.report.numbers import JINJA, divergence, table_of, times
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "results"
 PAGES: Final = RESULTS / "study"
@@ -58,11 +57,6 @@ def render(page: str) -> str:
     return _BLOCK.sub(filled, page)
 
 
-def _read(name: str) -> Any:
-    content = (RESULTS / name).read_bytes()
-    return json.loads(gzip.decompress(content) if name.endswith(".gz") else content)
-
-
 def rows_of(wanted: Json) -> Iterator[Json]:
     """What a table shows in a row each: of every record the rows, or groups of them, with the record's title.
 
@@ -75,7 +69,8 @@ def rows_of(wanted: Json) -> Iterator[Json]:
     rules = (wanted.get(part, plain) for part, plain in _PLAIN.items())
     rows, where, by, order = (JINJA.compile_expression(rule, undefined_to_none=False) for rule in rules)
     for path, title in titles.items():
-        record = _read(path)
+        content = (RESULTS / path).read_bytes()
+        record = json.loads(gzip.decompress(content) if path.endswith(".gz") else content)
         groups: dict[str, list[Json]] = {}
         for number, row in enumerate(rows(record, record=record) or ()):
             if where(row):
@@ -89,22 +84,6 @@ def _interval(estimate: Json, write: str) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _speedup(bucket: Json) -> str:
-    return f"{times(bucket['ttft_speedup_p50'])} ({bucket['requests']})" if bucket["requests"] else "-"
-
-
-def _same_tokens(answers: Sequence[Json], others: Sequence[Json]) -> int:
-    return sum(a["tokens"] == b["tokens"] for a, b in zip(answers, others, strict=True))
-
-
-def _tokens_a_pass(answers: Sequence[Json]) -> float:
-    return sum(len(one["tokens"]) - 1 for one in answers) / sum(one["num_verified"] for one in answers)
-
-
-def _num_right(cell: Json) -> int:
-    return round(cell["n"] * cell["score"]["value"])
-
-
 def _kl_of(cells: Sequence[Json], donors: str, arm: str) -> str:
     found = [cell["kl"]["value"] for cell in cells if (cell["donors"], cell["arm"]) == (donors, arm)]
     return divergence(found[0]) if found else "-"
@@ -115,10 +94,10 @@ JINJA.filters |= {
     "interval": _interval,
     "kl_of": _kl_of,
     "mean": fmean,
-    "num_right": _num_right,
-    "same_tokens": _same_tokens,
-    "speedup": _speedup,
-    "tokens_a_pass": _tokens_a_pass,
+    "num_right": lambda cell: round(cell["n"] * cell["score"]["value"]),
+    "same_tokens": lambda found, others: sum(a["tokens"] == b["tokens"] for a, b in zip(found, others, strict=True)),
+    "speedup": lambda of: f"{times(of['ttft_speedup_p50'])} ({of['requests']})" if of["requests"] else "-",
+    "tokens_a_pass": lambda found: sum(len(of["tokens"]) - 1 for of in found) / sum(of["num_verified"] for of in found),
 }
 
 

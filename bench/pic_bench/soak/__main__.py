@@ -9,11 +9,6 @@ must find.
 
 The last line on stdout is one JSON object of counts. Exit code: 0 where mismatches, leaks, stale_rows and failures are
 0 and the controls were found, 1 otherwise or where a server ended, 130 interrupted.
-
-examples:
-  python -m pic_bench.soak --model .models/tiny-gqa --seconds 60
-  python -m pic_bench.soak --model .models/tiny-mla --seconds 600 --seed 7 --out soak.json
-  python -m pic_bench.soak --model .models/tiny-gqa --page-size 16 --pool-tokens 2000 --logs runs/soak
 """
 
 from __future__ import annotations
@@ -26,21 +21,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from pathlib import Path
 
 import msgspec
 from pic_traces.encode import load_encoder
-from tqdm import tqdm
 
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
-from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
-from pic_bench.serving import arm_server
-from pic_bench.soak.client import Outcome, send
-from pic_bench.soak.judge import Judge
+from pic_bench.frame import Finding, Result, Study, add_options, keep, progress, result_of
+from pic_bench.serving import arm_server, side_by_side
+from pic_bench.soak.client import Judge, Outcome, send
 from pic_bench.soak.load import SETTING, Fault, Request, Session, requests, sessions
 from pic_bench.soak.patient import Memory, Patient
 from sglang_pic.errors import BenchError
@@ -53,19 +46,8 @@ _STORE = "store"
 _RENEWALS: dict[str, dict[str, object]] = {"repair": {"repair_tokens": 400}, "heal": {"heal_ratio": 100.0}}
 
 STUDY = Study("soak", __doc__, seed=0)
-STUDY.add("--model", required=True, metavar="DIR", help="model folder; a tiny one gives many requests")
-STUDY.add("--seconds", type=at_least(0.1), default=600.0, metavar="S", help="how long requests are sent")
-STUDY.add("--sessions", type=at_least(1), default=10, metavar="N", help="sessions side by side")
-STUDY.add(
-    "--pool-tokens", type=at_least(1000), default=1400, metavar="N", help="KV pool; prompts have up to 420 tokens"
-)
-STUDY.add("--page-size", type=int, choices=(1, 16), default=1, help="tokens of a page")
-STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="more flags for both servers")
-STUDY.add("--patched-arg", action="append", default=[], metavar="ARGS", help="more flags for the patched server alone")
-STUDY.add("--store", action="store_true", help="HiCache with a file store that goes away, comes back, and is broken")
-STUDY.add("--renew", choices=_RENEWALS, help="compute spliced rows again, beside answers or at idle")
-STUDY.add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
-STUDY.add("--quiet", action="store_true", help="no progress bar")
+STUDY.options("model", "sessions", "server-arg", "logs", "quiet", sessions=10)
+add_options(STUDY.parser, Path(__file__).with_name("options.toml"))
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,9 +85,7 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     audited: int
     spliced_rows_checked: int
     fetched_rows_checked: int = 0
-    """Of them, those that were on the host (HiCache)."""
     renewed_rows_checked: int = 0
-    """Rows that were computed again in their slots."""
     renewals: dict[str, int] = msgspec.field(default_factory=dict)
     """Prompts of which rows were to be computed again, by how that ended."""
     stored_tokens: int = 0
@@ -145,9 +125,7 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
         waiting = enumerate([p for p in session for _ in range(turns)] for session in sessions(encoder, args.seed))
         rng = random.Random(args.seed)
         known: set[str] = set()
-        interval = 0.5 if sys.stderr.isatty() else 30.0
-        told = {"disable": args.quiet, "mininterval": interval, "file": sys.stderr}
-        with tqdm(total=round(args.seconds), unit="s", desc="soak", **told) as bar:
+        with progress(total=round(args.seconds), unit="s", desc="soak", quiet=args.quiet) as bar:
             while time.monotonic() < run.deadline:
                 run.round(list(islice(waiting, args.sessions)), rng)
                 result = run.account()
@@ -248,7 +226,6 @@ class _Run:
         )
 
     def _play(self, session: Session, number: int) -> list[tuple[Fault, Outcome]]:
-        """Send the requests of a session, one after the other."""
         ended = []
         for request in requests(session, number, self.args.seed):
             if time.monotonic() > self.deadline:
@@ -321,7 +298,6 @@ def _random_tokens(rng: random.Random, number: int) -> list[int]:
 
 @contextmanager
 def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
-    """The stock and the patched server, started side by side."""
     flags = {
         "both": ["--page-size", str(args.page_size), *args.server_arg],
         "stock": [],
@@ -341,13 +317,7 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
         arm_server(args.model, stock, args.logs / "stock.log", flags=roomy, env=variables["stock"]),
         arm_server(args.model, pic, args.logs / "pic.log", flags=tight, probe=SETTING.probe, env=variables["patched"]),
     ]
-    with ExitStack() as stack:
-        with ThreadPoolExecutor(len(servers)) as pool:
-            starting = [pool.submit(server.__enter__) for server in servers]
-            for server in servers:
-                stack.push(server)
-        for started in starting:
-            started.result()
+    with side_by_side(servers):
         yield servers[0], servers[1]
 
 

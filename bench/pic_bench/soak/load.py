@@ -42,12 +42,9 @@ class Fault(Enum):
     """What is done to a request."""
 
     NONE = "none"
-    ABORT = "abort"
-    """`/abort_request` at some moment of its life."""
-    DISCONNECT = "disconnect"
-    """The client goes away in the middle of the stream."""
-    INVALID = "invalid"
-    """Its options are wrong: HTTP 400 is the answer."""
+    ABORT = "abort"  # `/abort_request` at some moment of its life
+    DISCONNECT = "disconnect"  # the client goes away in the middle of the stream
+    INVALID = "invalid"  # its options are wrong: HTTP 400 is the answer
 
 
 class Request(NamedTuple):

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from pic_bench.compare.counters import pic_counters
-from pic_bench.compare.server import Server
+from pic_bench.compare.server import Server, pic_counters
 from pic_bench.soak.load import Request
 
 _IDLE_TIMEOUT_S = 120.0
@@ -138,7 +137,6 @@ def _audit(state: dict[str, Any]) -> Counter[str]:
 
 
 def _added(found: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """The numbers by name, added up."""
     total: Counter[str] = Counter()
     for each in found:
         total.update({name: number for name, number in each.items() if isinstance(number, int)})

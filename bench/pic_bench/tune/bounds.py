@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-ALPHA = 0.05
-"""Chance that a bound is ever wrong."""
-MAX_SESSIONS = 1000
-"""Where more values are needed, `num_needed` gives up."""
+ALPHA = 0.05  # chance that a bound is ever wrong
+MAX_SESSIONS = 1000  # where more values are needed, `num_needed` gives up
 # Any share below 1 is valid. On records of OpenDevin's trace (SmolLM2, budget .01, cap .05) .85 needs 20 sessions where
 # the mean is .0016, and 67 where it is .0053; .5 needs 32 and 74, .95 needs 18 and 95.
 _STAKE = 0.85
@@ -65,15 +63,15 @@ def bounds(values: npt.ArrayLike, alpha: float = ALPHA) -> Bounds:
     return Bounds(1 - _upper(1 - found, alpha), _upper(found, alpha))
 
 
-def num_needed(values: npt.ArrayLike, mean: float, alpha: float = ALPHA, *, seed: int = 0) -> int | None:
+def num_needed(values: npt.ArrayLike, mean: float) -> int | None:
     """How many values like these show, in four of five runs, that their mean is below `mean`; of none, how many zeros.
 
     Returns:
         None where `MAX_SESSIONS` do not.
     """
     found = np.asarray(values, dtype=np.float64)
-    drawn = np.random.default_rng(seed).choice(found if found.size else np.zeros(1), (_REPEATS, MAX_SESSIONS))
-    shown = log_capital(drawn, mean, alpha) >= np.log(1 / alpha)
+    drawn = np.random.default_rng(0).choice(found if found.size else np.zeros(1), (_REPEATS, MAX_SESSIONS))
+    shown = log_capital(drawn, mean) >= np.log(1 / ALPHA)
     numbers = np.sort(np.where(shown.any(axis=1), shown.argmax(axis=1) + 1, MAX_SESSIONS + 1))
     needed = int(numbers[int(_SURE * _REPEATS) - 1])
     return needed if needed <= MAX_SESSIONS else None

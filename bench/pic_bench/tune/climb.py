@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-from tqdm import tqdm
 
 from pic_bench.fidelity.arms import EXACT, FULL, RECORDED, Arm
-from pic_bench.fidelity.cases.calls import GOLD_TOKENS, Call
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.passes import Passes, PassRun, Vault
+from pic_bench.fidelity.passes import GOLD_TOKENS, Call, Passes, PassRun, Vault
 from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lines
 from pic_bench.fidelity.runner import joined_environment
 from pic_bench.fidelity.target import Target, serve_target
+from pic_bench.frame import progress
 from pic_bench.out_folder import ENVIRONMENT, read_json, write_json, write_whole
 from pic_bench.tune.config import CERTIFICATE, FLIPPED, GOLDS, NAIVE, RECORDS, SERVED, VAULT, Config
 from pic_bench.tune.ladder import worth_climbing
@@ -101,7 +100,7 @@ class _Climb:
         for arm in self.arms:
             if not self._is_told(arm):
                 return arm
-            if arm in self._rungs and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
+            if arm in self.arms[3:] and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
                 break
         return None
 
@@ -111,14 +110,13 @@ class _Climb:
         passes = Passes(source=SOURCE, calls=calls, arms=(), measured=measured, controls=(EXACT,))
         done = frozenset((probe.prompt, probe.arm) for probe in self.judge.probes)
         run = PassRun(passes, target, self.text, Vault(self.folder / VAULT), dtype, done)
-        interval = 0.5 if sys.stderr.isatty() else 30.0
-        told = {"unit": "call", "disable": self.quiet, "mininterval": interval, "file": sys.stderr}
         # Also where their records are there: all passes need them from the vault.
         arm: Arm | None = EXACT
         while arm is not None:
             is_exact = arm is EXACT
             steps = run.controls(RECORDED) if is_exact else run.serve(RECORDED, arm)
-            for step in tqdm(steps, total=len(measured if is_exact else calls), desc=arm.name, **told):
+            total = len(measured if is_exact else calls)
+            for step in progress(iterable=steps, total=total, desc=arm.name, unit="call", quiet=self.quiet):
                 append_lines(self.folder / RECORDS, step.probes)
                 self.judge.probes += step.probes
                 if step.probes and not is_exact and self._is_told(arm):
@@ -144,21 +142,13 @@ class _Climb:
                 write_json(path, golds)
             yield replace(call, case=replace(case, gold=golds[case.name]))
 
-    @property
-    def _rungs(self) -> Sequence[Arm]:
-        return self.arms[3:]
-
     def _is_told(self, arm: Arm) -> bool:
         # The first rung is measured to its end, so that it can be said how many sessions it takes.
-        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self._rungs[0]))
+        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self.arms[3]))
 
 
 def _keep_served(target: Target, path: Path) -> None:
-    """Write down what the server says a certificate is compared with.
-
-    Raises:
-        BenchError: an earlier part of this run was measured on something else.
-    """
+    """Write down what the server says a certificate is compared with; an error where an earlier part has another."""
     (state, *_) = msgspec.json.decode(target.server.get("/server_info"))["internal_states"]
     here = msgspec.convert(state["pic"]["certificate"]["here"], Served)
     if path.exists() and (there := read_json(path, Served, "what a server serves")) != here:

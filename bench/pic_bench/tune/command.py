@@ -12,19 +12,16 @@ from pathlib import Path
 import msgspec
 from pic_traces.source import TRACE_HELP
 
-from pic_bench.fidelity import command as fidelity
-from pic_bench.frame import add_options, interrupt_on_sigterm
+from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
 from sglang_pic.errors import BenchError, ConfigError
-
-EXIT_FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic tune`."""
     parser.add_argument("logs", nargs="+", metavar="LOGS", help=TRACE_HELP)
-    add_options(parser, fidelity.OPTIONS, "model", "out")
+    add_options(parser, OPTIONS, "model", "out")
     add_options(parser, Path(__file__).with_name("options.toml"))
-    add_options(parser, fidelity.OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")
+    add_options(parser, OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")
     parser.epilog = "exit status: 0 something is certified, 1 nothing is (or the run failed), 2 usage, 130 interrupted"
 
 
@@ -49,12 +46,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--time-limit={args.time_limit!r}: must be more than 0 minutes.")
     until = math.inf if args.time_limit is None else time.monotonic() + 60 * args.time_limit
     config = Config(
+        **{name: getattr(args, name) for name in ("model", "budget", "dtype", "sessions", "seed")},
         logs=tuple(args.logs),
-        model=args.model,
-        budget=args.budget,
-        dtype=args.dtype,
-        sessions=args.sessions,
-        seed=args.seed,
         pool_tokens=args.max_total_tokens,
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         ladder=ladder.LADDER,
@@ -83,4 +76,4 @@ def run(args: argparse.Namespace) -> int:
         raise
     summary = write_report(args.out)
     print_report(args.out, headline, as_json=args.json)
-    return 0 if summary.certified else EXIT_FAILED
+    return 0 if summary.certified else 1

@@ -14,12 +14,9 @@ from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind
 from sglang_pic.errors import ConfigError
 
 KIND: Final = "tune"
-NAIVE: Final = "naive"
-"""The arm of the control."""
-FLIPPED: Final = "flipped"
-"""The control's arm where unrotated keys do no harm, because text seldom moves."""
-CAP: Final = 0.05
-"""Nats a token that one session counts at most."""
+NAIVE: Final = "naive"  # the arm of the control
+FLIPPED: Final = "flipped"  # the control's arm where unrotated keys do no harm, because text seldom moves
+CAP: Final = 0.05  # nats a token that one session counts at most
 SAMPLE, SERVED, GOLDS, RECORDS, VAULT = "sample.json", "served.json", "answers.json", "losses.jsonl", "vault"
 PIC_CONFIG, CERTIFICATE = "pic.json", "certificate.json"
 RUN: Final = RunKind(
@@ -69,7 +66,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     schema_version: int = 1
     logged: int
-    """Sessions of the logs."""
     sessions: int
     calls: int
     """Served, of the drawn sessions."""
@@ -79,15 +75,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Digest of the token ids that are served."""
     reuse: dict[str, float]
     """Each rung's share of the prefix cache's misses on all logs."""
-    drawn: tuple[str, ...] = ()
-    """The call of each session that chance drew from all; without names, every call that was measured."""
-    changed: tuple[str, ...] = ()
+    drawn: tuple[str, ...]
+    """The call of each session that chance drew from all."""
+    changed: tuple[str, ...]
     """Of each session that has any, a call behind a changed field that chance drew from these; it may be the same."""
 
     @property
     def num_measured(self) -> int:
         """Calls that are measured."""
-        return len({*self.drawn, *self.changed}) or self.sessions
+        return len({*self.drawn, *self.changed})
 
     @property
     def num_changed(self) -> int:

@@ -8,14 +8,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import asdict, replace
 
-from pic_bench.environment import Environment, now
+from pic_bench.environment import now, read_environment
 from pic_bench.fidelity.pictures import Curve, plot
 from pic_bench.fidelity.record import Probe, read_lines
-from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json, write_json
-from pic_bench.report.columns import table_of
+from pic_bench.out_folder import CONFIG, read_json, write_json
 from pic_bench.report.figures import Drawing
-from pic_bench.report.numbers import divergence, percent
-from pic_bench.report.page import render_pages
+from pic_bench.report.numbers import JINJA, table_of
+from pic_bench.report.page import Plate, write_pages
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import ALPHA
 from pic_bench.tune.config import CAP, CERTIFICATE, FLIPPED, NAIVE, PIC_CONFIG, RECORDS, SAMPLE, SERVED, Config, Sample
@@ -24,7 +23,7 @@ from pic_bench.tune.verdict import EXACT, Judge, Rung, Verdict
 from sglang_pic.certificate import Bounded, Certificate, Served, policy_settings
 from sglang_pic.core.policy import ReusePolicy
 
-_COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf8"))
+_TEXTS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf8"))
 _WORD = "of a run of tune that this version can read"
 
 
@@ -54,7 +53,6 @@ def write_report(folder: Path) -> Summary:
         BenchError: a file of the folder is missing or cannot be read.
     """
     summary = summarize(folder)
-    write_json(folder / "summary.json", summary)
     for name in (CERTIFICATE, PIC_CONFIG):
         (folder / name).unlink(missing_ok=True)
     if summary.certified is not None:
@@ -63,19 +61,17 @@ def write_report(folder: Path) -> Summary:
     controls = [rung for rung in (summary.naive, summary.flipped) if rung]
     rows = [*summary.rungs, summary.exact, *controls]
     shown = [asdict(rung) | {"must_fail": rung in controls} for rung in rows]
-    pages = render_pages(
+    write_pages(
+        folder,
+        summary,
         "tune.md.j2",
         title,
-        {"plot-tune": drawing},
-        summary=summary,
-        environment=read_json(folder / ENVIRONMENT, Environment, "the environment of a run"),
-        table=table_of(_COLUMNS, shown),
+        {"plot-tune": Plate(drawing, title, "loss against reuse")},
+        environment=read_environment(folder),
+        table=table_of(_TEXTS["columns"], shown),
         cap=CAP,
         alpha=ALPHA,
     )
-    (folder / "report.md").write_text(pages.markdown, "utf8")
-    (folder / "report.html").write_text(pages.html, "utf8")
-    (folder / "plot-tune.svg").write_text(drawing.standalone(title, "loss against reuse"), "utf8")
     return summary
 
 
@@ -104,7 +100,7 @@ def summarize(folder: Path) -> Summary:
     half = judge.needed(judged[0].name)
     last = flipped if flipped.sessions else naive
     return Summary(
-        said=_success(config, certified, judged[0]) if certified else _failure(config, sample, judged[0], last, half),
+        said=_said(config, sample, judged, certified, last, half),
         certified=certified.name if certified else None,
         needed=2 * half if half else None,
         rungs=judged,
@@ -116,44 +112,20 @@ def summarize(folder: Path) -> Summary:
     )
 
 
-def _success(config: Config, rung: Rung, first: Rung) -> str:
-    assert rung.loss is not None, "something was measured"
-    who, others = f"{rung.name} reuses", f"; the defaults {percent(first.reuse, 0)}"
-    behind = _shown_changed(config, rung)
-    changed = (
-        f"behind changed fields at most {divergence(behind.high)}" if behind else "not shown behind changed fields"
-    )
-    if rung is first:
-        who, others = "the defaults reuse", ""
-    return (
-        f"On {rung.sessions} of your sessions with {Path(config.model).name}, {who} {percent(rung.reuse, 0)} of what "
-        f"the prefix cache misses, at a loss of at most {divergence(rung.loss.high)} nats a token "
-        f"({percent(1 - ALPHA, 0)}), {changed}{others}."
-    )
+def _said(
+    config: Config, sample: Sample, judged: list[Rung], certified: Rung | None, last: Rung, half: int | None
+) -> str:
+    """The outcome in one sentence."""
+    text = _TEXTS["said"]["certified" if certified else "nothing"]
+    values = {"rung": certified, "first": judged[0], "control": last, "sample": sample, "half": half}
+    behind = _shown_changed(config, certified) if certified else None
+    model, confidence = Path(config.model).name, 1 - ALPHA
+    return JINJA.from_string(text).render(values, model=model, budget=config.budget, behind=behind, sure=confidence)
 
 
 def _shown_changed(config: Config, rung: Rung) -> Estimate | None:
     """The loss behind changed fields where it is shown to be within the budget."""
     return rung.changed_loss if rung.changed_loss and rung.changed_loss.high < config.budget else None
-
-
-def _failure(config: Config, sample: Sample, first: Rung, control: Rung, half: int | None) -> str:
-    model, budget = Path(config.model).name, divergence(config.budget)
-    if first.verdict is Verdict.CERTIFIED:
-        what = "keys that are not rotated" if control.name == NAIVE else "rows of the wrong sign"
-        why = f"on {control.sessions} sessions {what} were not shown to lose more than exact hits, "
-        why += f"and {budget} nats a token: too little is spliced, or a loss would not be noticed"
-    elif first.verdict is Verdict.OVER_CHANGED and first.changed_loss:
-        loss = divergence(first.changed_loss.value)
-        why = f"with the defaults {model} loses {loss} nats a token behind changed fields, too much for {budget}"
-    elif half is None:
-        loss = divergence(first.loss.value if first.loss else first.chosen_loss or 0.0)
-        why = f"with the defaults {model} loses {loss} nats a token on these logs, too much for a budget of {budget}"
-    else:
-        measured = first.chosen_on + first.sessions
-        why = f"{measured} of {sample.logged} sessions were measured, and it takes about {2 * half} to show that "
-        why += f"{model} loses at most {budget} nats a token with the defaults"
-    return f"Nothing is certified: {why}."
 
 
 def _write_certificate(folder: Path, summary: Summary) -> None:
@@ -178,14 +150,7 @@ def _write_certificate(folder: Path, summary: Summary) -> None:
     write_json(folder / CERTIFICATE, certificate)
     defaults = policy_settings(ReusePolicy())
     core = {name: value for name, value in certificate.served.settings.items() if value != defaults[name]}
-    write_json(folder / PIC_CONFIG, _PicConfig(core=core, certificate=CERTIFICATE))
-
-
-class _PicConfig(msgspec.Struct, frozen=True):
-    """What a server needs to be told."""
-
-    core: dict[str, int | str]
-    certificate: str
+    write_json(folder / PIC_CONFIG, {"core": core, "certificate": CERTIFICATE})
 
 
 def _bounded(estimate: Estimate) -> Bounded:

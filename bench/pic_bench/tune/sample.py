@@ -22,14 +22,13 @@ from pic_traces.encode.encoded import Encoder
 from pic_traces.session import Session
 from pic_traces.source import load
 
-from pic_bench.fidelity.cases.calls import Call, call_name, session_calls
 from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.passes import Call, call_name, session_calls
 from pic_bench.tune.config import Sample
 from sglang_pic.census.simulate import CacheScope, simulate
 from sglang_pic.errors import BenchError
 
-SOURCE = "tune"
-"""Of all records."""
+SOURCE = "tune"  # of all records
 
 
 class Drawn(NamedTuple):
@@ -66,24 +65,21 @@ def draw(logs: Sequence[str], model: str, text: ModelText, most: int, seed: int)
             calls += found
     if not calls:
         raise BenchError(f"no call of the logs fits into the model's context of {text.context_len} tokens.")
+    served_text = b"".join(repr((call.session, call.case.prompt, call.answer)).encode() for call in calls)
     sample = Sample(
         logged=len(sessions),
         sessions=len(served),
         calls=len(calls),
         left_out=left_out,
-        traffic=_digest(calls),
+        traffic=hashlib.sha256(served_text).hexdigest(),
         reuse={},
         drawn=tuple(drawn),
-        changed=tuple(
-            _draw_changed(served, {call.case.name for call in calls}, encoder, random.Random(f"tune-{seed}"))
-        ),
+        changed=tuple(_draw_changed(served, {call.case.name for call in calls}, encoder, seed)),
     )
     return Drawn(calls, frozenset((*sample.drawn, *sample.changed)), sample)
 
 
-def _draw_changed(
-    sessions: Sequence[Session], served: AbstractSet[str], encoder: Encoder, rng: random.Random
-) -> Iterable[str]:
+def _draw_changed(sessions: Sequence[Session], served: AbstractSet[str], encoder: Encoder, seed: int) -> Iterable[str]:
     """Of each session one of the served calls with text behind a changed field, by the census with the defaults."""
     files = [(str(number), [session]) for number, session in enumerate(sessions)]
     found: dict[str, list[str]] = defaultdict(list)
@@ -91,11 +87,4 @@ def _draw_changed(
         name = call_name(int(outcome.ref.file), outcome.ref.index)
         if name in served and (outcome.num_behind_change or outcome.num_guarded):
             found[outcome.ref.file].append(name)
-    return map(rng.choice, found.values())
-
-
-def _digest(calls: Iterable[Call]) -> str:
-    found = hashlib.sha256()
-    for call in calls:
-        found.update(repr((call.session, call.case.prompt, call.answer)).encode())
-    return found.hexdigest()
+    return map(random.Random(f"tune-{seed}").choice, found.values())

@@ -26,8 +26,7 @@ from pic_bench.tune.config import CAP, FLIPPED, NAIVE, Sample, place_of
 HOPELESS_ALPHA = 0.2
 """A rung is given up on the first half where its loss is above the budget with so small a chance of error."""
 EXACT = "exact"
-MUST_FAIL = (NAIVE, FLIPPED)
-"""Controls, the second for where the first does no harm."""
+MUST_FAIL = (NAIVE, FLIPPED)  # controls, the second for where the first does no harm
 
 
 class Verdict(Enum):
@@ -39,8 +38,7 @@ class Verdict(Enum):
     OVER_CHANGED = "over the budget behind changed fields"
     OPEN = "not shown"
     UNTRIED = "not measured"
-    CONTROL = "control"
-    """Of exact hits, and of a control that is not over the budget."""
+    CONTROL = "control"  # of exact hits, and of a control that is not over the budget
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +51,6 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     chosen_on: int = 0
     """Sessions of the first half."""
     chosen_loss: float | None = None
-    """Their mean."""
     sessions: int = 0
     """Of the second half, of which all that follows speaks; of controls, all."""
     loss: Estimate | None = None
@@ -62,7 +59,6 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Not capped."""
     worst: float | None = None
     first_kl: float | None = None
-    """Of the first token."""
     spliced: float | None = None
     """Share of the prompt tokens of these calls."""
     sure: Flips | None = None
@@ -148,14 +144,14 @@ class Judge:
         """Whether the calls behind changed fields would not pass even if they lost nothing."""
         return not is_below([0.0] * self.sample.num_changed, self._limit)
 
-    def _of(self, name: str, among: Collection[str] = ()) -> list[Probe]:
+    def _of(self, name: str, among: Collection[str] | None = None) -> list[Probe]:
         """The records of an arm in the order in which they were served, of the calls drawn from all by default."""
-        wanted = among or self.sample.drawn
-        found = (probe for probe in self.probes if probe.arm == name and (not wanted or probe.prompt in wanted))
+        wanted = self.sample.drawn if among is None else among
+        found = (probe for probe in self.probes if probe.arm == name and probe.prompt in wanted)
         return sorted(found, key=lambda probe: place_of(probe.prompt))
 
     def _behind_change(self, name: str) -> list[Probe]:
-        return self._of(name, self.sample.changed) if self.sample.changed else []
+        return self._of(name, self.sample.changed)
 
     def _num_choosing(self, probes: Iterable[Probe]) -> int:
         return sum(place_of(probe.prompt) < self.sample.num_choosing for probe in probes)

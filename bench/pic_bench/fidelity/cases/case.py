@@ -124,14 +124,6 @@ class Job:
         return by_arm.keys() >= {(arm.name, arm.donors) for arm in self.arms}
 
 
-def derange(count: int, rng: random.Random) -> list[int]:
-    """A seeded order of `count` things in which none keeps its place; for one thing, its only order."""
-    order = list(range(count))
-    while count > 1 and any(i == place for place, i in enumerate(order)):
-        rng.shuffle(order)
-    return order
-
-
 class Placed(NamedTuple):
     """Blocks in a prompt and in the requests of their donors."""
 
@@ -152,7 +144,10 @@ def place_blocks(target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Id
         BenchError: a block would grow beyond its ends, or would not move.
     """
     prompt, spans = _lay_out(target, blocks)
-    order = derange(len(blocks), rng)
+    # None keeps its place, unless it is alone.
+    order = list(range(len(blocks)))
+    while len(blocks) > 1 and any(i == place for place, i in enumerate(order)):
+        rng.shuffle(order)
     context, (_, *moved) = _lay_out(donor, [foreign, *(blocks[i] for i in order)])
     isolated = [_lay_out(donor, [block]) for block in blocks]
     for i, there in zip(order, moved, strict=True):

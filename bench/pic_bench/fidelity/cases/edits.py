@@ -167,35 +167,24 @@ def draw_values(template: Template, num_fields: int, rng: random.Random) -> tupl
 class Writer:
     """Writes the prompts of a case: everything but the fields' values is the same in all of them."""
 
-    def __init__(
-        self,
-        template: Template,
-        text: ModelText,
-        distance: int,
-        rng: random.Random,
-        before_question: Sequence[int] = BEFORE_QUESTION,
-    ) -> None:
+    def __init__(self, template: Template, text: ModelText, distance: int, rng: random.Random) -> None:
         self._template, self._text = template, text
         self._lines = self._shuffled(fillers()[template.filler])
         self._rng = rng
         self._rules = "\n".join(filter(None, (template.rules_title, *self._rule_lines())))
         self._behind_fields = self._filler(distance)
-        self._before_question = self._filler(rng.choice(before_question))
+        self._before_question = self._filler(rng.choice(BEFORE_QUESTION))
         # With any values: they are short beside the rest.
         short = self.prompt([(field.choices[0], field.choices[0].name) for field in template.fields])
         if not template.family.is_gated and len(short) < UNAFFECTED_TOKENS:
             self._before_question += "\n" + self._filler(UNAFFECTED_TOKENS - len(short))
 
-    def prompt(self, values: Values, *, head: str | None = None) -> Ids:
-        """The prompt with these values.
-
-        Args:
-            head: in the place of the template's.
-        """
+    def prompt(self, values: Values) -> Ids:
+        """The prompt with these values."""
         template = self._template
         pairs = zip(template.fields, values, strict=True)
         fields = "\n".join([field.line.replace("{value}", value) for field, (_, value) in pairs]) + template.after
-        top = [template.head if head is None else head, fields, self._behind_fields]
+        top = [template.head, fields, self._behind_fields]
         rules = [self._rules, self._before_question]
         match template.layout:
             case Layout.PLAIN:

@@ -153,6 +153,5 @@ def _middle(document: str, question: Question) -> int:
 
 
 def _find(document: str, answers: tuple[str, ...]) -> int | None:
-    """Where the first gold answer stands in a document."""
     lower = document.lower()
     return next((at for answer in answers if (at := lower.find(answer.lower())) >= 0), None)
