@@ -63,10 +63,16 @@ def top_k_kl(p: Mapping[str, float], q: Mapping[str, float]) -> float | None:
     if not p or not q:
         return None
     floor, tiny = min(q.values()), 1e-9
-    both = [math.exp(v) for v in p.values()], [math.exp(q.get(token, floor)) for token in p]
-    whole = ([*some, max(0.0, 1.0 - sum(some))] for some in both)
-    ps, qs = ([value / sum(some) for value in some] for some in whole)
+    ps = _with_rest([math.exp(value) for value in p.values()])
+    qs = _with_rest([math.exp(q.get(token, floor)) for token in p])
     return max(0.0, sum(a * math.log(a / max(b, tiny)) for a, b in zip(ps, qs, strict=True) if a > tiny))
+
+
+def _with_rest(shares: list[float]) -> list[float]:
+    """Shares of some tokens and, as one more, of all others; they add up to 1."""
+    shares = [*shares, max(0.0, 1.0 - sum(shares))]
+    whole = sum(shares)
+    return [share / whole for share in shares]
 
 
 def bootstrap(

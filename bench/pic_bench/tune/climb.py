@@ -100,7 +100,7 @@ class _Climb:
         for arm in self.arms:
             if not self._is_told(arm):
                 return arm
-            if arm in self.arms[3:] and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
+            if arm in self._rungs and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
                 break
         return None
 
@@ -142,9 +142,13 @@ class _Climb:
                 write_json(path, golds)
             yield replace(call, case=replace(case, gold=golds[case.name]))
 
+    @property
+    def _rungs(self) -> Sequence[Arm]:
+        return self.arms[3:]
+
     def _is_told(self, arm: Arm) -> bool:
         # The first rung is measured to its end, so that it can be said how many sessions it takes.
-        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self.arms[3]))
+        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self._rungs[0]))
 
 
 def _keep_served(target: Target, path: Path) -> None:
