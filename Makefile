@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := .venv/.setup-stamp
 TORCH_VERSION := 2.13.0
 
-# PYTHON: a Python 3.11 or 3.12 to make .venv with; found on PATH when not given.
+# PYTHON: a Python 3.11 to 3.13 to make .venv with; found on PATH when not given.
 # TORCH: what pip is asked for; give the path of a CPU wheel, or leave it and set PIP_FIND_LINKS to the wheel's folder.
 PYTHON ?=
 TORCH ?= torch==$(TORCH_VERSION)
@@ -40,7 +40,7 @@ ARGS :=
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11 or 3.12), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, TRACES, OUT, SECONDS, WITH, JOBS, ARGS'
+	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11 to 3.13), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, TRACES, OUT, SECONDS, WITH, JOBS, ARGS'
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv with the pinned CPU environment (quick when it is up to date)
@@ -55,24 +55,24 @@ setup: $(STAMP) ## make .venv with the pinned CPU environment (quick when it is 
 .PHONY: FORCE
 FORCE:
 
-# A candidate counts only if it runs, is 3.11 or 3.12 and can make environments: a version manager's shim may do none of it.
+# A candidate counts only if it runs, is 3.11 to 3.13 and can make environments: a version manager's shim may do none of it.
 define FIND_PYTHON
-probe='import sys, ensurepip, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'; \
+probe='import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; \
 found=''; wanted='$(PYTHON)'; \
-candidates="$${wanted:-$$(type -ap python3.11 python3.12 python3 python || true)}"; \
+candidates="$${wanted:-$$(type -ap python3.11 python3.12 python3.13 python3 python || true)}"; \
 while IFS= read -r candidate; do \
   if [ -n "$$candidate" ] && "$$candidate" -c "$$probe" 2>/dev/null; then found="$$candidate"; break; fi; \
 done <<< "$$candidates"; \
 if [ -z "$$found" ]; then \
-  if [ -n "$$wanted" ]; then echo "error: PYTHON='$$wanted' is not a working Python 3.11 or 3.12 with venv and ensurepip." >&2; \
-  else echo "error: no Python 3.11 or 3.12 with venv and ensurepip on PATH." >&2; fi; \
+  if [ -n "$$wanted" ]; then echo "error: PYTHON='$$wanted' is not a working Python 3.11 to 3.13 with venv and ensurepip." >&2; \
+  else echo "error: no Python 3.11 to 3.13 with venv and ensurepip on PATH." >&2; fi; \
   echo "Install Python 3.11 (on Debian also python3.11-venv) and say: make setup PYTHON=/path/to/python3.11" >&2; \
   exit 1; \
 fi
 endef
 
 $(STAMP): requirements-cpu.txt pyproject.toml .venv/.torch-wanted
-	@if ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; then \
+	@if ! $(BIN)/python -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
 	  $(FIND_PYTHON); \
 	  echo "setup: making .venv with $$found"; \
 	  "$$found" -m venv .venv; \

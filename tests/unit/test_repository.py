@@ -232,6 +232,6 @@ def test_setup_without_python_311_says_what_to_do(tmp_path: Path) -> None:
     command = ["make", "-C", tmp_path, "setup", "PYTHON=/bin/false"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
-    assert "error: PYTHON='/bin/false' is not a working Python 3.11" in done.stderr
+    assert "error: PYTHON='/bin/false' is not a working Python 3.11 to 3.13" in done.stderr
     assert "make setup PYTHON=" in done.stderr
     assert not (tmp_path / ".venv" / "bin").exists()
