@@ -60,10 +60,15 @@ _MEASURED: Final = {
     "128k, 128 runs": (4,),
 }
 _WARMUP: Final = 3
-STEPS: Final = ("plan", "tree", "admit", "lay out", "narrow", "unlock", "publish")
-"""Choose the runs; match the donors' paths, take and drop locks, gather slots; clip the plan, count it; build the gap
-batch; narrow the forward batch, see it request by request for the logits, and put it back; give the donors' locks back;
-cut what was computed, make donors of it."""
+STEPS: Final = {
+    "plan": "scan the prompt, choose the runs",
+    "tree": "match the donors' paths, take and drop locks, gather slots",
+    "admit": "clip the plan, count it",
+    "lay out": "build the gap batch",
+    "narrow": "narrow the forward batch, see it request by request for the logits, and put it back",
+    "unlock": "give the donors' locks back",
+    "publish": "cut what was computed, make donors of it",
+}
 BEFORE_LOGITS: Final = tuple(step for step in STEPS if step != "publish")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -93,7 +93,7 @@ def read_scenes(tokenizer: Path, texts: SnippetPool) -> list[Scene]:
         keys = [(call.session_id, call.index) for call in calls]
         outcomes = _serve(calls, encoder, [patched[key] for key in keys])
         rows = [
-            _row((stock[key], patched[key]), outcome, encoded, encoder, texts)
+            _row(stock[key], patched[key], outcome, encoded, encoder, texts)
             for key, (outcome, encoded) in zip(keys, outcomes, strict=True)
         ]
         scenes.append(Scene(title=_TITLES[name], record=f"{_RECORD}/{name}", calls=rows))
@@ -116,9 +116,13 @@ def _serve(calls: list[Call], encoder: Encoder, records: list[RequestRecord]) ->
 
 
 def _row(
-    both: Sequence[RequestRecord], outcome: Outcome, encoded: EncodedCall, encoder: Encoder, texts: SnippetPool
+    stock: RequestRecord,
+    patched: RequestRecord,
+    outcome: Outcome,
+    encoded: EncodedCall,
+    encoder: Encoder,
+    texts: SnippetPool,
 ) -> CallRow:
-    stock, patched = both
     recorded = (patched.prompt_tokens, patched.prefix_hit_tokens, patched.chunk_hit_tokens)
     is_same = recorded == (len(encoded.tokens), outcome.prefix_len, outcome.num_chunk_hit)
     return CallRow(

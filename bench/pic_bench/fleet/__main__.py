@@ -162,7 +162,10 @@ def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], p
     return Outcome(
         policy=policy,
         is_killed=is_killed,
-        **{name: getattr(summary, name) for name in ("planned", "completed", "failed", "prompt_tokens")},
+        planned=summary.planned,
+        completed=summary.completed,
+        failed=summary.failed,
+        prompt_tokens=summary.prompt_tokens,
         computed_tokens=summary.computed_tokens or 0,
         ttft_p50_s=summary.ttft_s.p50 or 0.0,
         ttft_p99_s=summary.ttft_s.p99 or 0.0,
@@ -260,7 +263,7 @@ def _table(arms: Sequence[Outcome]) -> Table:
 
 
 def _page(fleet: Fleet) -> str:
-    steered = [f"- {arm.policy}: {arm.requests}" for arm in fleet.arms if arm.requests]
+    steered = "\n".join(f"- {arm.policy}: {arm.requests}" for arm in fleet.arms if arm.requests)
     return f"""\
 # {fleet.servers} servers behind {fleet.gateway}
 
@@ -271,7 +274,7 @@ tokens are those of completed requests, events the bytes for one listener.
 {markdown_table(_table(fleet.arms))}
 
 Requests as the router treated them:
-{chr(10).join(steered)}
+{steered}
 """
 
 

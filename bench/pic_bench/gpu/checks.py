@@ -1,8 +1,9 @@
 """Is a server right? Prompts served again by their own chunks, beside exact prefix hits and beside rows made wrong.
 
 The probe throws prefix hits away, so that a prompt sent twice is spliced at shift 0 and must give what it gave cold, as
-closely as an exact prefix hit does (`mode: off` keeps these). Text that moved is measured and not judged: how much a
-model takes is no question of correctness. An 8B model runs as users start it.
+closely as an exact prefix hit does (`mode: off` keeps these). A control turns the signs of every spliced row, and must
+be seen. Text that moved is measured and not judged: how much a model takes is no question of correctness. An 8B model
+runs as users start it: the learnt cost gate, `mode: off` against stock, shift 0, where the host waits.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 _FILE: Final = Path(__file__).with_name("shapes.json").read_bytes()
-SHAPES, PARTIAL, LAYOUTS = msgspec.json.decode(_FILE, type=dict[str, dict[str, Shape]]).values()
+_KINDS: Final = msgspec.json.decode(_FILE, type=dict[str, dict[str, Shape]])
+SHAPES, PARTIAL, LAYOUTS = (_KINDS[kind] for kind in ("models", "partial", "layouts"))
 """Of models, of two whose rows turn in part only, and of every way in which rows may be laid out."""
 # Rows of one buffer by their bytes, for what a short row costs.
 ROW_SHAPES: Final = {

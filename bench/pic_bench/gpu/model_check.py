@@ -1,7 +1,9 @@
 """Is a decoder right, before it is timed? Its attention, a gap prefill beside an exact prefix hit, the rows that moved.
 
-Random weights make a deep model amplify every rounding, so the first layers are compared, where wrong rows stand out;
-the other layers are the same code. Rows that nobody wrote are NaN.
+Attention equals float32 on random rows; a prompt whose runs come from its own rows at shift 0 gives the logits of its
+full prefill, as closely as an exact prefix hit does; rows that nobody wrote are NaN, rows of another prompt must be
+seen, and keys that a splice moved are those computed at their position. Random weights make a deep model amplify every
+rounding, so the first layers are compared, where wrong rows stand out; the other layers are the same code.
 """
 
 from __future__ import annotations

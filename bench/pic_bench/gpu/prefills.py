@@ -1,8 +1,10 @@
 """The items that check and time prefills with no server: gaps, runs, energy.
 
-A model is checked before it is timed (`check_model`). A time is from the call on an idle device to the chosen token on
-the host. Passes run eagerly; a short one is bound by its launches, in every way alike. On a CPU the dimensions are
-tiny, and joules are seconds of the processor.
+Decoders of published dimensions with random weights, the server's own planner, layout of gaps and splicer. A model is
+checked before it is timed (`check_model`). A time is from the call on an idle device to the chosen token on the host:
+plan, layout, attention's own plan, splice, pass and logits, but neither HTTP, tokenizer nor scheduler. Passes run
+eagerly; a short one is bound by its launches, in every way alike. On a CPU the dimensions are tiny, and joules are
+seconds of the processor.
 """
 
 from __future__ import annotations

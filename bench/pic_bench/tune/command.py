@@ -46,8 +46,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--time-limit={args.time_limit!r}: must be more than 0 minutes.")
     until = math.inf if args.time_limit is None else time.monotonic() + 60 * args.time_limit
     config = Config(
-        **{name: getattr(args, name) for name in ("model", "budget", "dtype", "sessions", "seed")},
         logs=tuple(args.logs),
+        model=args.model,
+        budget=args.budget,
+        dtype=args.dtype,
+        sessions=args.sessions,
+        seed=args.seed,
         pool_tokens=args.max_total_tokens,
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         ladder=ladder.LADDER,
