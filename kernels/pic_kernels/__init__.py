@@ -1,7 +1,7 @@
 """Fused gather-rotate-scatter over the KV rows of all layers, each op beside a plain reference.
 
 Raw tensors in and out; imports torch, and triton once a fused kernel runs. Two switches are for debugging:
-`SGLANG_PIC_KERNELS=reference` (or `host`, `device`, `triton`) chooses the implementation; with
+`SGLANG_PIC_KERNELS=reference` (or `eager`, `triton`) chooses the implementation; with
 `SGLANG_PIC_CHECK_SLOTS=1` a device asserts the slots of every splice.
 """
 

@@ -15,12 +15,10 @@ _SWITCH = "SGLANG_PIC_KERNELS"
 class Backend(Enum):
     """An implementation; every op has all of them."""
 
-    HOST = "host"
-    """Blocked torch for CPU memory: contiguous spans as slices, one scratch for all layers."""
     TRITON = "triton"
     """One fused launch per call, for operands that `coverage` admits; on a CPU in the Triton interpreter."""
-    DEVICE = "device"
-    """Torch without a host synchronisation, for any device."""
+    EAGER = "eager"
+    """Torch without a host synchronisation, for any device and for CPUs."""
     REFERENCE = "reference"
     """Plain torch, readable first, in float32."""
 
@@ -46,16 +44,14 @@ def choose_backend(device: torch.device, refusal: Callable[[], str]) -> Choice:
     chosen = os.environ.get(_SWITCH, "auto")
     if chosen == "auto":
         if device.type == "cpu":
-            return Choice(Backend.HOST)
+            return Choice(Backend.EAGER)
         reason = refusal()
-        return Choice(Backend.DEVICE, reason) if reason else Choice(Backend.TRITON)
+        return Choice(Backend.EAGER, reason) if reason else Choice(Backend.TRITON)
     try:
         backend = Backend(chosen)
     except ValueError:
         allowed = ", ".join(["auto", *(backend.value for backend in Backend)])
         raise ValueError(f"{_SWITCH}={chosen!r}: must be one of {allowed}; unset it for auto.") from None
-    if backend is Backend.HOST and device.type != "cpu":
-        raise ValueError(f"{_SWITCH}={chosen!r}: covers CPU tensors only, these are on {str(device)!r}; use 'auto'.")
     if backend is Backend.TRITON and (reason := refusal()):
         raise ValueError(f"{_SWITCH}={chosen!r}: does not cover these operands: {reason}; use 'auto'.")
     return Choice(backend, f"{_SWITCH}={chosen!r}")

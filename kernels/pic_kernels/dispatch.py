@@ -6,7 +6,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from . import eager, host, reference
+from . import eager, reference
 from .backend import Backend, Choice, choose_backend
 from .coverage import refusal
 from .layers import LayerBuffers, Source
@@ -44,7 +44,7 @@ def move_rows(
         return
     guard_slots(src, dst, turned[0].shape[0], None if source is None else source.turned[0].shape[0])
     backend, _ = choose(turned, copied, rope, offset)
-    if backend is Backend.DEVICE and source is not None and source.turned.device != turned.device:
+    if backend is Backend.EAGER and source is not None and source.turned.device != turned.device:
         raise ValueError("rows in host memory are read by the fused kernel only, which does not cover these operands.")
     _implementation(backend).move_rows(turned, copied, src, dst, shifts, rope, offset, source)
 
@@ -59,4 +59,4 @@ def _implementation(backend: Backend) -> ModuleType:
         from . import triton_splice
 
         return triton_splice
-    return {Backend.HOST: host, Backend.DEVICE: eager, Backend.REFERENCE: reference}[backend]
+    return eager if backend is Backend.EAGER else reference

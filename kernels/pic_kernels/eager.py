@@ -1,7 +1,8 @@
 """Gather-rotate-scatter in torch on any device, without waiting for it.
 
-Serves operands on an accelerator that the fused kernel does not cover. Angles and the mask of unmoved tokens are formed
-once per call; then every layer is one gather, a few element-wise ops and one scatter, queued on the current stream.
+Serves CPUs, and operands on an accelerator that the fused kernel does not cover. Angles and the mask of unmoved tokens
+are formed once per call; then every layer is one gather, a few element-wise ops and one scatter, queued on the current
+stream.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from . import host_native
-
 _SWITCH: Final = "SGLANG_PIC_CHECK_SLOTS"
 
 
@@ -61,9 +59,6 @@ def check_slots(src: Tensor, dst: Tensor, num_slots: int, num_sources: int | Non
         ValueError: a slot is outside `[0, num_slots)`, repeated in `dst`, or in both `src` and `dst`.
     """
     if not src.numel():
-        return
-    native = host_native.load()
-    if native is not None and num_sources is None and native.slots_hold(src, dst, num_slots):
         return
     for name, index, num_rows in (("src", src, num_sources or num_slots), ("dst", dst, num_slots)):
         low, high = (int(bound) for bound in index.aminmax())

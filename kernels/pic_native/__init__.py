@@ -16,74 +16,56 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
 from types import ModuleType
-from typing import Final, TypeVar
+from typing import Final
 
-__all__ = ["BuildError", "build", "load_module"]
+__all__ = ["BuildError", "load_module"]
 
 logger = logging.getLogger(__name__)
 
 _COMPILE: Final = ("-O3", "-march=native", "-fPIC", "-c")
 _TIMEOUT_S: Final = 60
 
-T = TypeVar("T")
-
 
 class BuildError(Exception):
     """A C file cannot be compiled or loaded here; the message is one line."""
 
 
-def build(
-    source: Path, load: Callable[[str], T], *, options: Sequence[str] = (), libraries: Sequence[str] = (), key: str = ""
-) -> T:
-    """Load the shared library made from a C file, from the cache or compiled in a second or two.
+def load_module(name: str, source: Path) -> ModuleType:
+    """The extension module `name` that a C file defines, from the cache or compiled in a second or two.
 
     Args:
-        source: the C file; it includes the system's headers only.
-        load: called with the library's path, which may be gone afterwards.
-        options: for the compiler.
-        libraries: for the linker, as `-lm`.
-        key: what else the result depends on, beside source, command and CPU.
-
-    Returns:
-        What `load` returns.
+        name: of the module.
+        source: the C file; it includes the system's and Python's headers only.
 
     Raises:
         BuildError: there is no compiler, or it fails, or its output does not load.
     """
     try:
-        return _build(source, load, options, libraries, key)
+        return _build(source, lambda path: _load(name, path))
     except (OSError, ImportError, subprocess.SubprocessError) as error:
         detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         raise BuildError(detail[0] if detail else type(error).__name__) from error
 
 
-def load_module(name: str, source: Path) -> ModuleType:
-    """The extension module `name` that a C file defines.
-
-    Raises:
-        BuildError: as `build`.
-    """
-
-    def load(path: str) -> ModuleType:
-        loader = ExtensionFileLoader(name, path)
-        spec = importlib.util.spec_from_loader(name, loader)
-        assert spec is not None, "the loader knows the name"
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return module
-
-    return build(source, load, options=[f"-I{sysconfig.get_path('include')}"], key=sysconfig.get_config_var("SOABI"))
+def _load(name: str, path: str) -> ModuleType:
+    loader = ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None, "the loader knows the name"
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
-def _build(source: Path, load: Callable[[str], T], options: Sequence[str], libraries: Sequence[str], key: str) -> T:
+def _build(source: Path, load: Callable[[str], ModuleType]) -> ModuleType:
     compiler = _compiler()
-    command = [*compiler, *_COMPILE, *options]
-    parts = [source.read_text(encoding="utf8"), *command, *libraries, platform.machine(), _cpu_features(), key]
+    command = [*compiler, *_COMPILE, f"-I{sysconfig.get_path('include')}"]
+    abi = sysconfig.get_config_var("SOABI")
+    parts = [source.read_text(encoding="utf8"), *command, platform.machine(), _cpu_features(), abi]
     name = f"{source.stem}.{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     kept = Path(cache_from_source(str(source.with_suffix(".py")))).with_name(name)
     if kept.is_file():
@@ -92,13 +74,13 @@ def _build(source: Path, load: Callable[[str], T], options: Sequence[str], libra
         objects, built = Path(folder, "built.o"), Path(folder, name)
         steps: tuple[list[str | Path], ...] = (
             [*command, source, "-o", objects],
-            [*compiler, "-shared", objects, "-o", built, *libraries],
+            [*compiler, "-shared", objects, "-o", built],
         )
         for step in steps:
             subprocess.run(step, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        library = load(str(built))
+        module = load(str(built))
         _keep(built, kept)
-    return library
+    return module
 
 
 def _compiler() -> list[str]:

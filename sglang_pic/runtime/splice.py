@@ -145,7 +145,7 @@ class Splicer:
             raise UnsupportedError(INDEX_FETCH.line("block-sparse attention with a host pool"))
         choices = [self._choose(group) for group in self._groups]
         choices += [choose_index(each.pages, each.form.rope) for each in self._index]
-        if any(choice.backend is Backend.DEVICE for choice in choices):
+        if self.view.device.type != "cpu" and any(choice.backend is Backend.EAGER for choice in choices):
             raise UnsupportedError(UNFUSED_FETCH.line(f"rows of {self.view.dtype} in a host pool"))
         sources = []
         for _, indices in self.geometry.groups():
@@ -251,7 +251,7 @@ def _by_pool(view: PoolView, indices: Sequence[int]) -> Iterator[tuple[bool, lis
 
 def _log_choice(choice: Choice, num_layers: int, device: torch.device) -> None:
     """Once per group at start-up: an accelerator without its fused kernel is worth a warning."""
-    if choice.backend is Backend.DEVICE and device.type != "cpu":
+    if choice.backend is Backend.EAGER and device.type != "cpu":
         logger.warning(
             "splices of %d layers run in eager torch, not in the fused kernel: %s", num_layers, choice.reason
         )

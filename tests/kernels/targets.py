@@ -37,9 +37,8 @@ class Target:
         if self.is_fused:
             load_kernels(interpreted=self.device == "cpu")
         threads = torch.get_num_threads()
-        if self.backend != "host":
-            # A few rows are not worth waking threads for, least of all on a loaded machine.
-            torch.set_num_threads(1)
+        # A few rows are not worth waking threads for, least of all on a loaded machine.
+        torch.set_num_threads(1)
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("SGLANG_PIC_KERNELS", self.backend)
@@ -48,19 +47,18 @@ class Target:
             torch.set_num_threads(threads)
 
 
-HOST = Target("host")
+EAGER = Target("eager")
 INTERPRETER = Target("triton")
 _needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 TARGETS = [
-    pytest.param(HOST, id="host"),
-    pytest.param(Target("device"), id="device"),
+    pytest.param(EAGER, id="eager"),
     pytest.param(Target("reference"), id="reference"),
     pytest.param(INTERPRETER, id="triton", marks=_needs_triton),
-    pytest.param(Target("device", "cuda"), id="device-gpu", marks=pytest.mark.gpu),
+    pytest.param(Target("eager", "cuda"), id="eager-gpu", marks=pytest.mark.gpu),
     pytest.param(Target("reference", "cuda"), id="reference-gpu", marks=pytest.mark.gpu),
     pytest.param(Target("triton", "cuda"), id="triton-gpu", marks=pytest.mark.gpu),
 ]
-on_cpu = pytest.mark.parametrize("target", TARGETS[:4], indirect=True)
+on_cpu = pytest.mark.parametrize("target", TARGETS[:3], indirect=True)
 """For a test with `target` that takes too much memory of a device; addresses are computed as in the interpreter."""
 
 FUSED_TARGETS = [

@@ -22,20 +22,20 @@ def _rows(dim: int = 8, *, device: str = "cpu", dtype: torch.dtype = torch.float
     return LayerBuffers([torch.zeros((4, 1, dim), dtype=dtype, device=device) for _ in range(2)])
 
 
-def test_a_cpu_takes_the_host_path() -> None:
-    assert choose_mha(_rows(), _rows(), ROPE) == Choice(Backend.HOST)
+def test_a_cpu_takes_eager_torch() -> None:
+    assert choose_mha(_rows(), _rows(), ROPE) == Choice(Backend.EAGER)
 
 
 def test_a_device_takes_the_fused_kernel_where_it_covers_the_operands() -> None:
     cuda = torch.device("cuda")
     assert choose_backend(cuda, lambda: "") == Choice(Backend.TRITON)
-    assert choose_backend(cuda, lambda: "rows too odd") == Choice(Backend.DEVICE, "rows too odd")
+    assert choose_backend(cuda, lambda: "rows too odd") == Choice(Backend.EAGER, "rows too odd")
 
 
 def test_a_device_that_is_no_nvidia_gpu_runs_in_torch_and_says_why() -> None:
     pytest.importorskip("triton")
     backend, reason = choose_mla(_rows(device="meta"), ROPE, rope_offset=0)
-    assert backend is Backend.DEVICE
+    assert backend is Backend.EAGER
     assert "'meta' tensors" in reason
 
 
@@ -82,9 +82,3 @@ def test_compiled_kernels_refuse_cpu_tensors(monkeypatch: pytest.MonkeyPatch) ->
     one = torch.tensor([1])
     with pytest.raises(ValueError, match=r"SGLANG_PIC_KERNELS='triton'.*TRITON_INTERPRET=1"):
         splice_mla(_rows(), one, one + 1, one, ROPE, rope_offset=0)
-
-
-def test_the_host_path_refuses_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_PIC_KERNELS", "host")
-    with pytest.raises(ValueError, match="covers CPU tensors only"):
-        choose_mla(_rows(device="meta"), ROPE, rope_offset=0)

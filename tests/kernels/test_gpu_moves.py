@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pic_bench.gpu.moves import LAYOUTS, check_moves
-from targets import HOST, Target
+from targets import EAGER, Target
 
 from sglang_pic.errors import BenchError
 from sglang_pic.runtime import splice
@@ -50,5 +50,5 @@ def test_wrong_rows_do_not(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_kernel_than_the_fused_one_is_a_failure() -> None:
-    with HOST.active(), pytest.raises(BenchError, match="served by host, not by the fused kernel"):
+    with EAGER.active(), pytest.raises(BenchError, match="served by eager, not by the fused kernel"):
         check_moves(MLA, torch.bfloat16, 33, 5, torch.device("cpu"))

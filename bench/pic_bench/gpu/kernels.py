@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 import numpy as np
 import torch
-from pic_kernels import Backend, host_native
+from pic_kernels import Backend
 
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.gpu.clocks import device_seconds, take_turns
@@ -121,7 +121,6 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
     def on_next(way: Callable[[Window], None]) -> Callable[[], None]:
         return lambda: way(next(upcoming))
 
-    backend = pool.choice().backend
     ways = {"splice": pool.move, "copy": pool.copy, "move_then_rope": pool.move_then_rope}
     return KernelTiming(
         model=model,
@@ -129,7 +128,7 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
         tokens=num_tokens,
         layers=layers,
         layers_of_model=shape.layers,
-        backend=f"host, {'compiled' if host_native.load() else 'torch'}" if backend is Backend.HOST else backend.value,
+        backend=pool.choice().backend.value,
         bytes_moved=2 * num_tokens * pool.token_bytes,
         rel_l2=rel_l2,
         **take_turns({name: on_next(way) for name, way in ways.items()}, repeats, device, device_seconds),
