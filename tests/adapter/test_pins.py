@@ -17,9 +17,10 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.serve import pins
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.pins import ENDED, PINNED_TOKENS, PINS, PinEnd, Pins
+from sglang_pic.adapter.serve.pins import ENDED, PIN_BYTES, PINNED_TOKENS, PINS, PinEnd, Pins
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, as_tokens
 from tests.adapter.builders import Kept, make_allocator, make_tree, request
@@ -92,6 +93,8 @@ class Server:
         assert self.allocator.available_size() + self.tree.evictable_size() + protected == self.pool
         if not self.running:
             assert protected == self.pins.num_tokens <= self.pins.report().max_tokens
+        report = self.pins.report()
+        assert report.num_bytes == sum(PIN_BYTES + 4 * pin.tokens for pin in report.held) <= report.max_bytes
         shown = self.series.level(PINS), self.series.level(PINNED_TOKENS)
         assert shown == (len(self.names), self.pins.num_tokens)
 
@@ -148,6 +151,18 @@ def test_beyond_the_share_of_the_pool_the_oldest_go_and_a_prompt_that_is_too_lon
     assert server.ended == {"limit": 1, "refused": 2}
     server.serve(text(23, MAX_PINNED), pin="b")
     assert server.names == ["b"]
+
+
+def test_many_names_of_one_prompt_are_bounded_by_their_host_memory(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share their slots, but each has a lock and a copy of the tokens."""
+    monkeypatch.setattr(pins, "MAX_BYTES", 4 * (PIN_BYTES + 4 * len(A)))
+    for name in "abcdef":
+        server.serve(A, pin=name)
+    assert (server.names, server.ended) == ([*"cdef"], {"limit": 2})
+    server.serve(B, pin="g", unpin="d")
+    assert server.names == [*"cefg"]
 
 
 def test_rows_that_cannot_be_spliced_are_not_pinned(server: Server) -> None:

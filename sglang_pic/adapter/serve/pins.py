@@ -34,7 +34,7 @@ class PinEnd(Reason):
     DROPPED = "dropped", "A request dropped it by its name."
     FAULT = "fault", "An exception took the donors of its rows, or switched splicing off."
     FLUSHED = "flushed", "The cache was flushed."
-    LIMIT = "limit", "Newer pins needed its share of `pin_max_percent`."
+    LIMIT = "limit", "Newer pins needed its share of `pin_max_percent`, or of the host memory for pins."
     MEMORY = "memory", "A request needed its slots."
     REFUSED = "refused", "Never held: the prompt is longer than all pins may be, or its rows cannot be spliced."
     REPLACED = "replaced", "Another prompt was pinned under its name."
@@ -56,6 +56,12 @@ ENDED: Final = Metric(
 METRICS: Final = (PINS, PINNED_TOKENS, ENDED)
 
 
+MAX_BYTES: Final = 64 << 20
+"""Host memory that all pins together may hold."""
+PIN_BYTES: Final = 16 << 10
+"""What a pin counts beside its tokens: more than its locks, its names and its line in `/server_info` take."""
+
+
 class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One pin as `/server_info` shows it."""
 
@@ -75,6 +81,9 @@ class PinReport(msgspec.Struct, frozen=True, kw_only=True):
 
     max_tokens: int
     num_tokens: int
+    max_bytes: int
+    num_bytes: int
+    """Host memory: 16 KiB a pin and 4 bytes a token, where nothing is shared."""
     held: list[PinInfo]
     """Oldest first: in this order they are given back."""
 
@@ -87,6 +96,11 @@ class _Pin(NamedTuple):
     locks: ExitStack
     """On its rows."""
     info: PinInfo
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory that it is charged."""
+        return PIN_BYTES + len(self.data)
 
 
 class Pins:
@@ -105,6 +119,7 @@ class Pins:
         self._prompts: defaultdict[Hashable, _SortedPrompts] = defaultdict(_SortedPrompts)
         self.num_tokens = 0
         """KV slots that pins hold."""
+        self._num_bytes = 0
         self.windows: WindowRowsInTree | None = None
         """Set once there is a tree, where windows have a pool of their own."""
 
@@ -153,7 +168,7 @@ class Pins:
         count = len(self._pins)
         self._pins.clear()
         self._prompts.clear()
-        self.num_tokens = 0
+        self.num_tokens = self._num_bytes = 0
         self._series.add(ENDED, count, value=reason.value)
         self._show()
 
@@ -165,7 +180,13 @@ class Pins:
     def report(self) -> PinReport:
         """What `/server_info` shows."""
         held = [pin.info for pin in self._pins.values()]
-        return PinReport(max_tokens=self._max_tokens, num_tokens=self.num_tokens, held=held)
+        return PinReport(
+            max_tokens=self._max_tokens,
+            num_tokens=self.num_tokens,
+            max_bytes=MAX_BYTES,
+            num_bytes=self._num_bytes,
+            held=held,
+        )
 
     def _hold(self, key: tuple[Namespace, str], req: Req, tree: Tree, refused: PinEnd | None) -> None:
         prompt = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
@@ -192,7 +213,8 @@ class Pins:
             self.windows.lock(found.last_device_node, 0, length, locks)
         self._index.pin(space, tokens)
         self.num_tokens += self._prompts[space].add(pin.data, tree.page_size)
-        while self.num_tokens > self._max_tokens:
+        self._num_bytes += pin.num_bytes
+        while self.num_tokens > self._max_tokens or self._num_bytes > MAX_BYTES:
             self.give_back_oldest(tree, PinEnd.LIMIT)
 
     def _end(self, key: tuple[Namespace, str], tree: Tree, reason: PinEnd) -> None:
@@ -205,6 +227,7 @@ class Pins:
         self._index.unpin(pin.space, _tokens(pin.data))
         prompts = self._prompts[pin.space]
         self.num_tokens -= prompts.remove(pin.data, tree.page_size)
+        self._num_bytes -= pin.num_bytes
         if prompts.is_empty:
             del self._prompts[pin.space]
         self._series.add(ENDED, value=reason.value)
