@@ -16,6 +16,9 @@ from typing import Final, NamedTuple
 KEY_MARK: Final = "\x1fpic:"
 """Begins every mark of ours; a unit separator ends it. The front end refuses a key of a client that holds this."""
 
+MAX_KEY_LEN: Final = 1024
+"""Characters of an extra key, and of a salt, beyond which nothing is remembered of a namespace."""
+
 OFF_LANE: Final = "off"
 """The lane of requests that are kept apart from spliced rows."""
 
@@ -32,6 +35,11 @@ class Namespace(NamedTuple):
     cache_salt: str | None = None
     adapter: str | None = None
     """The id of the LoRA adapter; in the tree a mark of the key stands for it."""
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether its name is longer than may be kept for clients, who choose it."""
+        return max(len(self.extra_key or ""), len(self.cache_salt or "")) > MAX_KEY_LEN
 
 
 def tree_key(

@@ -41,6 +41,7 @@ _NODE_BYTES = 760
 _DONOR_BYTES = 48
 _ENDING_BYTES = 110
 _NAMESPACE_BYTES = 2_000
+_CHARACTER_BYTES = 4
 
 _END = attrgetter("end")
 _NO_LIMITS = PlanOptions()
@@ -79,6 +80,8 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class _Namespace:
     trie: Trie
     donors: DonorTable
+    num_bytes: int
+    """Of its name and its empty tables."""
 
 
 class ContentIndex:
@@ -116,7 +119,7 @@ class ContentIndex:
         self._ages: OrderedDict[int, Node] = OrderedDict()
         self._namespaces: dict[Hashable, _Namespace] = {}
         self._serials = itertools.count()
-        self._num_tokens = 0
+        self._num_tokens = self._num_namespace_bytes = 0
         self._num_evicted = 0
         self._num_work = 0
         # Emptied by whatever reads or changes the index.
@@ -401,7 +404,7 @@ class ContentIndex:
         if namespace is None:
             self._noted.clear()
             self._size, self._ages, self._namespaces = TableSize(), OrderedDict(), {}
-            self._num_tokens = 0
+            self._num_tokens = self._num_namespace_bytes = 0
             self.is_whole = True
             return
         self.settle()
@@ -439,8 +442,10 @@ class ContentIndex:
             space = _Namespace(
                 Trie(namespace, self._ages, self._serials),
                 DonorTable(self.config.max_donors_per_chunk, self._hash, self._size, watch),
+                _namespace_bytes(namespace),
             )
             self._namespaces[namespace] = space
+            self._num_namespace_bytes += space.num_bytes
         return space
 
     def _store(self, space: _Namespace, tokens: Tokens) -> tuple[list[Node], int]:
@@ -532,7 +537,7 @@ class ContentIndex:
             + _NODE_BYTES * len(self._ages)
             + _DONOR_BYTES * self._size.num_donors
             + _ENDING_BYTES * self._size.num_endings
-            + _NAMESPACE_BYTES * len(self._namespaces)
+            + self._num_namespace_bytes
             + self._size.num_filter_slots
         )
 
@@ -550,6 +555,13 @@ class ContentIndex:
     def _drop_if_empty(self, space: _Namespace) -> None:
         if not space.trie.root.children and self._namespaces.pop(space.trie.namespace, None) is not None:
             space.donors.close()
+            self._num_namespace_bytes -= space.num_bytes
+
+
+def _namespace_bytes(namespace: Hashable) -> int:
+    """What a namespace takes beside its paths: clients choose how long its parts are."""
+    parts = namespace if isinstance(namespace, tuple) else (namespace,)
+    return _NAMESPACE_BYTES + _CHARACTER_BYTES * sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _overlaps(donors: DonorTable, donor: int, spans: list[Span]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
-from sglang_pic.adapter.namespace import is_strict
+from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve import scheduler
 from sglang_pic.adapter.serve.accounting import FALLBACKS, SPLICED_TOKENS, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
@@ -65,6 +65,8 @@ def asked_for(req: Any) -> PlanOptions | None:
         ({"return_hidden_states": True}, Fallback.HIDDEN_STATES),
         ({"session": SimpleNamespace(streaming=True)}, Fallback.SESSION),
         ({"return_logprob": True, "logprob_start_len": 0}, Fallback.INPUT_LOGPROBS),
+        ({"pic": RequestState(RequestOptions(), namespace=Namespace("k" * 1025))}, Fallback.KEY),
+        ({"pic": RequestState(RequestOptions(), namespace=Namespace("k" * 1024, "s" * 1025))}, Fallback.KEY),
     ],
 )
 def test_what_splices_would_not_serve_is_computed(planning: Planning, fields: dict[str, Any], reason: Fallback) -> None:

@@ -405,6 +405,18 @@ def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
     check(index)
 
 
+def test_how_long_clients_name_their_namespaces_counts() -> None:
+    index = ContentIndex(CoreConfig(max_index_bytes=1 << 20))
+    for number in range(30):
+        index.publish((None, f"{number:010}" + "s" * 50_000), text(number, 100), [(0, 100)])
+    stats = index.stats()
+    assert stats.num_namespaces == 5
+    assert 1_000_000 < stats.num_bytes <= 1 << 20
+    for namespace in list(index.donor_names()):
+        index.flush(namespace)
+    assert index.stats().num_bytes == 0
+
+
 @pytest.mark.parametrize(("prefix_len", "end"), [(-1, None), (11, None), (5, 4), (0, 11)])
 def test_a_prefix_or_end_outside_the_prompt_is_refused(prefix_len: int, end: int | None) -> None:
     with pytest.raises(ValueError, match="must lie in order inside 10 tokens"):

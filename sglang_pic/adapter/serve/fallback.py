@@ -30,6 +30,7 @@ class Fallback(Reason):
     FAULTS = "faults", "Faults have switched splicing off, or a fault emptied the index after the request had come."
     HIDDEN_STATES = "hidden_states", "The request wants hidden states of its prompt."
     INPUT_LOGPROBS = "input_logprobs", "The request wants logprobs of its prompt."
+    KEY = "key", "The request's extra_key or cache_salt has more than 1,024 characters."
     MEDIA = (
         "media",
         "The request brings video or audio, or images that this server cannot move: of another class of model, with "

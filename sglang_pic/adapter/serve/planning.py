@@ -79,6 +79,7 @@ class Planning:
             (state.options.mode is Mode.OFF, Fallback.OFF),
             (self._faults.is_off or state.restarts != self._faults.num_restarts, Fallback.FAULTS),
             (not self._auditor.serves(state), Fallback.AUDIT),
+            (state.namespace.is_too_long, Fallback.KEY),
             (has_embeddings, Fallback.EMBEDDINGS),
             (not self._serves_media(req), Fallback.MEDIA),
             (leaves_nothing, Fallback.INPUT_LOGPROBS),
