@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pic_traces import load
 
 from sglang_pic.cli import EXTRAS, VERBS
 
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("sglang_pic", "kernels/pic_kernels", "kernels/pic_native", "traces/pic_traces", "bench/pic_bench")
 LEFT_OUT = ("*.md", "sglang_pic/site/*", "sglang_pic/*.png", "sglang_pic/*.svg")
 """Pages of the repository, their site and their pictures: nothing reads them where the wheel is installed."""
+NOTICES = "pic_traces/data/README.md"
+"""The page with the licences of the recordings, which must go wherever the recordings go."""
 NEEDS_SGLANG = ("model", "compare", "fidelity", "tune", "doctor")
 
 
@@ -53,8 +56,24 @@ def test_every_file_of_the_packages_is_in_the_wheel_but_pages(wheel: Path) -> No
         if path.is_file() and "__pycache__" not in path.parts
     }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == {name for name in wanted if not any(fnmatch(name, pattern) for pattern in LEFT_OUT)}
+    left_out = {name for name in wanted if any(fnmatch(name, pattern) for pattern in LEFT_OUT)} - {NOTICES}
+    assert names == wanted - left_out
     assert {f"{package.rpartition('/')[2]}/py.typed" for package in PACKAGES} <= names
+
+
+def test_the_notices_of_the_recordings_are_in_the_wheel(wheel: Path) -> None:
+    """Whoever recorded a session is named with the licence, where installers look for licences and beside the data."""
+    with zipfile.ZipFile(wheel) as archive:
+        (folder,) = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        metadata = archive.read(f"{folder}/METADATA").decode()
+        page = archive.read(NOTICES).decode()
+        assert archive.read(f"{folder}/licenses/traces/{NOTICES}").decode() == page
+        assert "Apache License" in archive.read(f"{folder}/licenses/LICENSE").decode()
+    assert "License-Expression: Apache-2.0 AND MIT AND BSD-3-Clause\n" in metadata
+    holders = [line.replace("-", "").lower().strip() for line in page.splitlines() if ": Copyright" in line]
+    for session in (*load("sample:agents"), *load("sample:opendevin")):
+        assert session.license == "MIT"
+        assert any(holder.startswith(session.source.partition("_")[0]) for holder in holders), session.source
 
 
 @pytest.fixture(scope="module")
