@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,26 @@ def test_only_a_server_that_wants_the_backend_is_stopped() -> None:
     assert done.stdout.split() == ["0", "1"], done.stderr
     lines = [line for line in done.stderr.splitlines() if "sglang.srt.gone.Gone is missing" in line]
     assert len(lines) == 2, "one of each server"
+
+
+def test_a_server_with_a_gpu_loads_neither_the_cpu_platform_nor_benchmarks() -> None:
+    """SGLang imports every entry point of the wheel in every process; what is not asked for must cost nothing."""
+    script = (
+        "import sys, torch\n"
+        "import sglang.srt.server_args\n"
+        "from sglang.srt import platforms, plugins\n"
+        "for name in [name for name in sys.modules if name.startswith('sglang_pic')]: del sys.modules[name]\n"
+        "torch.cuda.is_available, torch.cuda.get_device_name = lambda: True, lambda *_: 'NVIDIA H100'\n"
+        "print(platforms._resolve_platform().device_name)\n"
+        "plugins.load_plugins()\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(('pic_bench', 'sglang_pic.platform'))))\n"
+        "print('sglang_pic.adapter.plugin' in sys.modules)\n"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=env)
+    gates = "pic_bench pic_bench.probe_plugin sglang_pic.platform"
+    assert done.stdout.splitlines() == ["cuda", gates, "True"], done.stderr
 
 
 def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
+from pic_bench.probe_plugin import PROBE_VARIABLE
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
 
-PROBE_PLUGIN = "pic_probe"  # the entry point's name
-PROBE_VARIABLE = "SGLANG_PIC_PROBE"
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
@@ -81,15 +80,13 @@ class ProbedOptions(RequestOptions, frozen=True, kw_only=True):
     probe: RequestProbe
 
 
-def load() -> ProbeConfig | None:
-    """The switches of this process; `None` where the variable is not set.
+def load() -> ProbeConfig:
+    """The switches of this process.
 
     Raises:
         ConfigError: the variable is not a JSON object of known switches.
     """
-    text = os.environ.get(PROBE_VARIABLE, "").strip()
-    if not text:
-        return None
+    text = os.environ[PROBE_VARIABLE]
     try:
         return msgspec.json.decode(text, type=ProbeConfig)
     except msgspec.DecodeError as error:

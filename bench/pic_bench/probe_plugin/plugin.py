@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pic_bench.probe_plugin.options import PROBE_VARIABLE, ProbeConfig, ProbeReport, load, parse_probed, probe_of
+from pic_bench.probe_plugin import PROBE_VARIABLE
+from pic_bench.probe_plugin.options import ProbeConfig, ProbeReport, load, parse_probed, probe_of
 from sglang_pic.adapter.contract import Symbol, check_contract
 from sglang_pic.errors import PicError
 
@@ -32,17 +33,14 @@ _DUMMY_STD = 1e-3 / 3**0.5
 _GAINS = {"q_proj": 2.0, "k_proj": 2.0, "qkv_proj": 2.0, "kv_a_proj": 2.0, "lm_head": 3.0}
 
 
-def register() -> None:
-    """Register the hooks that `SGLANG_PIC_PROBE` asks for, if any.
+def install() -> None:
+    """Register the hooks that `SGLANG_PIC_PROBE` asks for.
 
     Raises:
-        SystemExit: the variable is wrong, or SGLang is not what this version was built for. SGLang would swallow an
-            ordinary exception.
+        SystemExit: the variable is wrong, or SGLang is not what this version was built for.
     """
     try:
         config = load()
-        if config is None:
-            return
         check_contract(_CONTRACT)
     except PicError as error:
         raise SystemExit(f"sglang_pic: {error}") from error

@@ -23,7 +23,8 @@ import msgspec
 from pic_bench.compare.server import Server
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.target import Recorded, Target, Unrecorded
-from pic_bench.probe_plugin.options import PROBE_VARIABLE, ProbeReport
+from pic_bench.probe_plugin import PROBE_VARIABLE
+from pic_bench.probe_plugin.options import ProbeReport
 from pic_bench.serving import Answer
 from sglang_pic.certificate import Served
 from sglang_pic.config import CONFIG_VARIABLE
