@@ -22,15 +22,16 @@ CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
 class ContentEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a server tells routers what it can splice."""
 
-    endpoint: str
-    """Where routers connect: `tcp://*:PORT`, an address of this machine, or `ipc://PATH`."""
+    endpoint: str = "tcp://127.0.0.1:5570"
+    """Where routers connect: `tcp://HOST:PORT` with an address of this machine, or `*` for all of them."""
     salt_file: str
     """A file with a secret of 16 to 64 bytes that servers and routers share; in a file, from the file's folder on."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"tcp://.+:(\d+|\*)|ipc://.+", self.endpoint):
+        if not re.fullmatch(r"tcp://.+:(\d{1,5}|\*)", self.endpoint):
             raise ConfigError(
-                f"content_events.endpoint={self.endpoint!r}: must be tcp://HOST:PORT or ipc://PATH, such as tcp://*:5570."
+                f"content_events.endpoint={self.endpoint!r}: must be tcp://HOST:PORT; "
+                "tcp://127.0.0.1:5570 is the default."
             )
 
 
@@ -89,8 +90,9 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     this server, and changes nothing."""
 
     content_events: ContentEvents | None = None
-    """Tells routers what this server can splice, as salted names: `{"endpoint": "tcp://*:5570", "salt_file": "FILE"}`;
-    the file has a secret of 16 to 64 bytes that servers and routers share. `null` tells nothing."""
+    """Tells routers what this server can splice, as salted names: `{"salt_file": "FILE"}`, a secret of 16 to 64 bytes
+    that servers and routers share, and for routers on other machines `"endpoint": "tcp://10.0.0.1:5570"`. `null` tells
+    nothing."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _server(text: str) -> tuple[str, str]:
     url, _, endpoint = text.partition("=")
-    if not re.match(r"https?://.", url) or not re.match(r"(tcp|ipc)://.", endpoint):
+    if not re.match(r"https?://.", url) or not re.match(r"tcp://.+:\d+", endpoint):
         raise ConfigError(f"--server {text!r}: must be like http://10.0.0.1:30000=tcp://10.0.0.1:5570.")
     return url.rstrip("/"), endpoint
 
 
 _EPILOG = """\
 on each server, in SGLANG_PIC_CONFIG:
-  {"content_events": {"endpoint": "tcp://*:5570", "salt_file": "FILE"}}
+  {"content_events": {"endpoint": "tcp://10.0.0.1:5570", "salt_file": "FILE"}}
 the gateway, one of:
   smg launch --worker-urls URL ... --policy manual --assignment-mode random
   sglang-router launch --worker-urls URL ... --policy manual

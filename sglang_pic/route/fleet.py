@@ -16,13 +16,10 @@ import msgspec
 from sglang_pic.route.index import FleetIndex
 from sglang_pic.route.policy import Balancer, Route
 from sglang_pic.route.sketch import Names, Sketched
-from sglang_pic.route.wire import HEARTBEAT_S, Cutting, Told, decode, unpack
+from sglang_pic.route.wire import SILENT_S, Cutting, Told, decode, unpack
 
 ASSUMED_S: Final = 60.0
 """A server that gets a prompt is thought to hold its text for so long; by then it has told so itself."""
-
-SILENT_S: Final = 5 * HEARTBEAT_S
-"""A server that was silent for so long is taken for gone, until it speaks again."""
 
 
 @dataclass(slots=True)

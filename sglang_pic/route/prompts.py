@@ -61,7 +61,8 @@ class Prompts:
     """
 
     def __init__(self, tokenizer: str | None, salt: bytes) -> None:
-        self._salt = salt
+        self.salt = salt
+        """The secret."""
         self._texts: TextEncoder | None = None
         if tokenizer is not None:
             folder = Path(tokenizer).expanduser()
@@ -81,7 +82,7 @@ class Prompts:
             return None
         if namespace is None or tokens is None or not len(tokens):
             return None
-        return cut(tokens, namespace, self._salt, chunker=cutting.chunker, delimiters=frozenset(cutting.delimiters))
+        return cut(tokens, namespace, self.salt, chunker=cutting.chunker, delimiters=frozenset(cutting.delimiters))
 
     def _tokens(self, body: Body) -> Tokens | None:
         ids = body.input_ids or (body.prompt if isinstance(body.prompt, list) else None)

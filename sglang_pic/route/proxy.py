@@ -15,18 +15,18 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import httpx
 import msgspec
-import zmq
-import zmq.asyncio
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
 from sglang_pic.route.fleet import Fleet
+from sglang_pic.route.listening import listen
 from sglang_pic.route.policy import Route
 from sglang_pic.route.prompts import Prompts
 from sglang_pic.route.sketch import Sketched
@@ -46,7 +46,6 @@ _GONE: Final = _HOP - {"content-length"}
 _CLIENT_LEFT: Final = 499  # nobody reads it
 _TAIL_BYTES: Final = 8192
 _USAGE: Final = re.compile(rb'"(prompt_tokens|cached_tokens)"\s*:\s*(\d+)')
-_MAX_MESSAGE_BYTES: Final = 1 << 22
 _POLL_S: Final = 1.0
 # Names of text that steered requests brought lately, where the gateway does not say which server answers.
 _MAX_AWAITED: Final = 20_000
@@ -129,37 +128,28 @@ class Router:
 
     @asynccontextmanager
     async def _running(self, _: Starlette) -> AsyncIterator[None]:
-        context = zmq.asyncio.Context()
-        listeners = [asyncio.create_task(self._listen(context, *each)) for each in self._servers.items()]
+        tasks = [
+            asyncio.create_task(listen(endpoint, self._prompts.salt, partial(self._take, server)))
+            for server, endpoint in self._servers.items()
+        ]
+        tasks.append(asyncio.create_task(self._expire()))
         async with AsyncExitStack() as stack:
-            stack.callback(context.destroy, linger=0)
             stack.push_async_callback(self._client.aclose)
             stack.callback(self._sketching.shutdown, wait=False)
-            for listener in listeners:
-                stack.callback(listener.cancel)
+            for task in tasks:
+                stack.callback(task.cancel)
             yield
 
-    async def _listen(self, context: zmq.asyncio.Context, server: str, endpoint: str) -> None:
-        """Take what a server tells, for ever."""
-        socket = context.socket(zmq.SUB)
-        socket.set(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
-        socket.connect(endpoint)
-        socket.subscribe(b"")
-        asked_at = time.monotonic()
+    async def _expire(self) -> None:
+        """Leave out servers and text that were not heard of, for ever."""
         while True:
-            if await socket.poll(int(1000 * _POLL_S)):
-                data, now = await socket.recv(), time.monotonic()
-                if not self._take(server, data, now) and now - asked_at > _POLL_S:
-                    # Whoever subscribes is told everything.
-                    socket.unsubscribe(b"")
-                    socket.subscribe(b"")
-                    asked_at = now
+            await asyncio.sleep(_POLL_S)
             self.fleet.leave_silent(time.monotonic())
             self.fleet.expire(time.monotonic())
 
-    def _take(self, server: str, data: bytes, now: float) -> bool:
+    def _take(self, server: str, data: bytes) -> bool:
         try:
-            return self.fleet.take(server, data, now)
+            return self.fleet.take(server, data, time.monotonic())
         except Exception:
             logger.warning("%s: a message could not be taken", server, exc_info=True)
             return False

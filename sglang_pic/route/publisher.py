@@ -1,7 +1,6 @@
 """The server's side: a thread that salts the names of donors' chunks and sends them to whoever listens.
 
-One XPUB socket: when a listener subscribes everything is told anew. A router that joins and one that missed a message
-both subscribe, so a server keeps no past messages.
+When a listener connects everything is told anew, so a server keeps no past messages.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import zmq
 
-from sglang_pic.errors import ConfigError
+from sglang_pic.route.listeners import Listeners
 from sglang_pic.route.told import Change, ToldNames
 from sglang_pic.route.wire import HEARTBEAT_S, MAX_NAMES, Cutting, Told, encode, pack
 
@@ -27,12 +25,10 @@ _PERIOD_S: Final = 0.1
 """Most messages a second: 10."""
 
 _BEGIN_PERIOD_S: Final = 1.0
-"""Everything is told anew so often at most, however many listeners subscribe."""
+"""Everything is told anew so often at most, however many listeners connect."""
 
 # A round of the scheduler leaves one batch; the thread takes all that wait ten times a second.
 _MAX_BATCHES: Final = 256
-# Messages for a listener that does not keep up; then it loses some, and asks for everything.
-_MAX_UNSENT: Final = 64
 # How many names are salted before another thread gets its turn.
 _SLICE: Final = 1_000
 
@@ -62,8 +58,8 @@ class Publisher:
     """Publishes what a server can splice; `put` may be called from one thread, and never waits.
 
     Args:
-        endpoint: where listeners connect, such as `tcp://*:5570`.
-        salt: the secret that servers and routers share.
+        endpoint: where listeners connect, such as `tcp://127.0.0.1:5570`.
+        salt: the secret that servers and routers share; who does not know it is told nothing.
         cutting: how this server cuts.
         namespace_of: the canonical bytes of a namespace; None where its donors are not told.
         count: called with the size of each message in bytes.
@@ -84,23 +80,12 @@ class Publisher:
         self._waiting: queue.Queue[_Batch] = queue.Queue(_MAX_BATCHES)
         self._names = ToldNames(salt, namespace_of)
         self._run, self._number = secrets.randbits(63), 0
-        self._wants_begin, self._begun_at, self._sent_at = False, 0.0, 0.0
+        self._begun_at, self._sent_at = 0.0, 0.0
         self.is_behind = False
         """Whether changes were lost: the next batch must be of all donors."""
         self.num_bytes = self.num_begun = self.num_overflows = 0
-        self._context = zmq.Context(io_threads=1)
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.XPUB)
-        self._socket.set(zmq.XPUB_VERBOSE, 1)
-        self._socket.set(zmq.SNDHWM, _MAX_UNSENT)
-        self._socket.set(zmq.LINGER, 0)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._context.destroy()
-            raise ConfigError(
-                f"content_events.endpoint={endpoint!r}: {error}; give a free port as in tcp://*:5570"
-            ) from error
-        self.endpoint: str = self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._listeners = Listeners(endpoint, salt)
+        self.endpoint = self._listeners.endpoint
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="pic-content-events", daemon=True)
         self._thread.start()
@@ -132,7 +117,7 @@ class Publisher:
         )
 
     def stop(self) -> None:
-        """End the thread and close the socket."""
+        """End the thread and close the port."""
         self._stopped.set()
         self._thread.join()
 
@@ -143,18 +128,14 @@ class Publisher:
     def _work(self) -> None:
         while not self._stopped.wait(_PERIOD_S):
             try:
-                self._take_subscriptions()
+                self._listeners.step()
                 self._take_changes()
                 self._send()
             except Exception:
                 # What was lost is told anew; requests go on without it.
                 logger.warning("sglang_pic: content events failed", exc_info=True)
                 self._fall_behind()
-        self._context.destroy()
-
-    def _take_subscriptions(self) -> None:
-        while self._socket.poll(0):
-            self._wants_begin |= self._socket.recv().startswith(b"\1")
+        self._listeners.close()
 
     def _take_changes(self) -> None:
         while not self._waiting.empty():
@@ -168,8 +149,8 @@ class Publisher:
 
     def _send(self) -> None:
         now, begins = time.monotonic(), None
-        if self._wants_begin and now - self._begun_at >= _BEGIN_PERIOD_S:
-            self._wants_begin, self._begun_at, begins = False, now, self._cutting
+        if self._listeners.wants_all and now - self._begun_at >= _BEGIN_PERIOD_S:
+            self._begun_at, begins = now, self._cutting
             self.num_begun += 1
             self._names.begin()
         held, gone = self._names.take(MAX_NAMES)
@@ -177,7 +158,7 @@ class Publisher:
             return
         told = Told(run=self._run, number=self._number, begins=begins, held=pack(held), gone=pack(gone))
         data = encode(told)
-        self._socket.send(data)
+        self._listeners.send(data, begins=begins is not None)
         self._number, self._sent_at = self._number + 1, now
         self.num_bytes += len(data)
         self._count(len(data))

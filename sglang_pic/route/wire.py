@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,21 @@ MAX_NAMES: Final = 16_384
 
 HEARTBEAT_S: Final = 1.0
 """A server that has nothing to tell sends an empty message so often."""
+
+SILENT_S: Final = 5 * HEARTBEAT_S
+"""A server that was silent for so long is taken for gone, until it speaks again."""
+
+MAX_MESSAGE_BYTES: Final = 1 << 22
+"""A listener reads no longer ones: delimiters are not bounded as names are."""
+
+LENGTH_BYTES: Final = 4
+"""The length of a message comes before it, little-endian."""
+
+NONCE_BYTES: Final = 16
+"""The server begins a connection with so many random bytes."""
+
+PROOF_BYTES: Final = 32
+"""The listener answers with so many, `prove`, and then says nothing more."""
 
 _SALT_BYTES: Final = (16, 64)
 
@@ -92,6 +109,28 @@ def decode(data: bytes) -> Told:
     if len(told.held) % 8 or len(told.gone) % 8 or len(told.held) + len(told.gone) > 8 * MAX_NAMES:
         raise ValueError(f"names of {len(told.held)} and {len(told.gone)} bytes: 8 each, {MAX_NAMES} at most")
     return told
+
+
+def framed(data: bytes) -> bytes:
+    """A message as it is sent."""
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+def prove(nonce: bytes, salt: bytes) -> bytes:
+    """What only somebody who knows the secret can answer to a server's random bytes."""
+    return hashlib.blake2b(nonce, key=salt, digest_size=PROOF_BYTES, person=b"pic-listener").digest()
+
+
+def address(endpoint: str) -> tuple[str, int]:
+    """Host and port of an endpoint; `*` is every address of this machine, and any free port.
+
+    Raises:
+        OSError: it is none.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not host or not re.fullmatch(r"\d{1,5}|\*", port) or (port != "*" and int(port) > 65_535):
+        raise OSError("must be tcp://HOST:PORT")
+    return "" if host == "*" else host.strip("[]"), 0 if port == "*" else int(port)
 
 
 def pack(names: Iterable[int]) -> bytes:

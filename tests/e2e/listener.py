@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-import zmq
-
+from sglang_pic.route.listening import listen
 from sglang_pic.route.wire import Cutting, decode, unpack
 
 
 class Listener:
     """What a server told so far."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, salt: bytes) -> None:
         self.names: set[int] = set()
         self.cutting: Cutting | None = None
         self.num_begun = 0
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.connect(endpoint)
-        self._socket.subscribe(b"")
+        self.times: list[float] = []
+        self._is_lost = False
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(listen(endpoint, salt, self._take))
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
 
-    def subscribe_anew(self) -> None:
-        self._socket.unsubscribe(b"")
-        self._socket.subscribe(b"")
+    def ask_anew(self) -> None:
+        self._is_lost = True
 
     def wait_for(self, names: set[int], *, num_begun: int = 1, limit_s: float = 30.0) -> None:
         """Listen until exactly these names are known."""
@@ -34,14 +37,23 @@ class Listener:
         deadline = time.monotonic() + limit_s
         while not is_so():
             assert time.monotonic() < deadline, f"{len(self.names)} names, begun {self.num_begun} times"
-            if self._socket.poll(100):
-                message = decode(self._socket.recv())
-                if message.begins is not None:
-                    self.cutting = message.begins
-                    self.num_begun += 1
-                    self.names.clear()
-                self.names |= set(unpack(message.held).tolist())
-                self.names -= set(unpack(message.gone).tolist())
+            time.sleep(0.02)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self) -> None:
+        with suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._task)
+
+    def _take(self, data: bytes) -> bool:
+        message, names = decode(data), self.names
+        self.times.append(time.monotonic())
+        if message.begins is not None:
+            self.cutting, names = message.begins, set()
+            self.num_begun += 1
+        self.names = (names | set(unpack(message.held).tolist())) - set(unpack(message.gone).tolist())
+        is_taken, self._is_lost = not self._is_lost, False
+        return is_taken

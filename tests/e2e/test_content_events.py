@@ -19,7 +19,7 @@ _LEN, _LIMIT_S = 400, 60.0
 def test_a_server_tells_what_it_can_splice_until_it_is_gone(client: Client) -> None:
     """Text appears when it was computed, in its own namespace; opted out it does not; evicted or flushed it goes."""
     salt = wire.read_salt(str(EVENTS_SALT))
-    listener = Listener(client.internal_state()["content_events"]["endpoint"])
+    listener = Listener(client.internal_state()["content_events"]["endpoint"], salt)
 
     def names(seed: int, extra_key: str | None = None) -> set[int]:
         assert listener.cutting is not None

@@ -113,10 +113,9 @@ def test_extras_are_those_of_the_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
         names = {re.split(r"[^\w-]", requirement)[0] for requirement in extras[extra]}
-        assert {_IMPORTED.get(name, name.replace("-", "_").removesuffix("_py")) for name in names} == set(modules)
+        assert {name.replace("-", "_").removesuffix("_py") for name in names} == set(modules)
 
 
-_IMPORTED = {"pyzmq": "zmq"}
 MODULES = sorted({module for modules in EXTRAS.values() for module in modules})
 GENERATED = "gen:random?sessions=1"
 RUNS = {

@@ -61,6 +61,7 @@ def test_every_setting_is_declared_with_its_bounds_and_a_sentence(kind: type[Cor
         ('{"self_test": "on"}', "Invalid enum value 'on'"),
         ('{"content_events": {"endpoint": "5570", "salt_file": "salt"}}', "must be tcp://HOST:PORT"),
         ('{"content_events": {"endpoint": "tcp://*:5570"}}', "salt_file"),
+        ('{"content_events": {"endpoint": "ipc:///tmp/pic", "salt_file": "salt"}}', "must be tcp://HOST:PORT"),
         ('{"content_events": {"endpoint": "tcp://*:5570", "salt_file": "s", "port": 1}}', "port"),
     ],
 )

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -26,11 +29,12 @@ from sglang_pic.core import Chunker, ContentIndex, CoreConfig, as_tokens
 from sglang_pic.errors import ConfigError
 from sglang_pic.route import wire
 from sglang_pic.route.fleet import ASSUMED_S, SILENT_S, Fleet
+from sglang_pic.route.listeners import Listeners
 from sglang_pic.route.prompts import Prompts
 from sglang_pic.route.proxy import KEY_HEADER, WORKER_HEADER, Router
 from sglang_pic.route.publisher import Publisher, all_donors
 from sglang_pic.route.sketch import cut, salted
-from sglang_pic.route.wire import MAX_NAMES, Cutting, Told, encode, pack
+from sglang_pic.route.wire import HEARTBEAT_S, MAX_NAMES, Cutting, Told, encode, pack
 from tests.e2e.listener import Listener
 
 SALT = b"a secret of servers and routers"
@@ -62,7 +66,7 @@ def test_a_publisher_tells_what_an_index_can_splice() -> None:
         publisher.put(changes[:])
         changes.clear()
 
-    listener = Listener(publisher.endpoint)
+    listener = Listener(publisher.endpoint, SALT)
     try:
         publish(text(1), text(1), np.concatenate([text(9, 50), text(1)]), text(2, 1000), namespace="plain")
         publish(text(3, 500), namespace="other")
@@ -78,7 +82,7 @@ def test_a_publisher_tells_what_an_index_can_splice() -> None:
         assert listener.names
         assert listener.cutting == CUTTING
         # Whoever is lost asks anew.
-        listener.subscribe_anew()
+        listener.ask_anew()
         listener.wait_for(_names(index), num_begun=2)
     finally:
         publisher.stop()
@@ -107,7 +111,60 @@ def test_a_scheduler_never_waits_and_what_is_lost_is_told_anew(monkeypatch: pyte
         assert publisher._names.donors == Counter(salted([4, 8, 8], PLAIN, SALT).tolist())
     finally:
         publisher.stop()
-        publisher._context.destroy(linger=0)
+        publisher._listeners.close()
+
+
+def test_whoever_reaches_the_port_costs_next_to_nothing() -> None:
+    """Bytes without end, half proofs, connections without end: messages go on, memory stays, the secret is wanted."""
+    publisher = Publisher("tcp://127.0.0.1:*", SALT, CUTTING, lambda _: PLAIN)
+    listener, stranger = Listener(publisher.endpoint, SALT), Listener(publisher.endpoint, SALT[:-1])
+    resident = psutil.Process().memory_info
+    peers: list[socket.socket] = []
+    try:
+        publisher.put([("plain", name, 1) for name in range(64)])
+        listener.wait_until(lambda: bool(listener.names), 30.0)
+        before, until = resident().rss, time.monotonic() + 5
+        listener.times.clear()
+        while time.monotonic() < until:
+            peers.append(socket.create_connection(wire.address(publisher.endpoint)))
+            with suppress(OSError):
+                peers[-1].sendall(bytes(1 << len(peers) % 20))
+            for peer in peers[:-100]:
+                peer.close()
+            del peers[:-100]
+            time.sleep(0.001)
+        listener.wait_until(lambda: listener.times[-1] > until, 30.0)
+        assert resident().rss - before < 5 << 20
+        assert max(np.diff(listener.times)) < HEARTBEAT_S + 1
+        assert listener.num_begun == 1, "nobody else was let in"
+        assert stranger.num_begun == 0
+    finally:
+        publisher.stop()
+        for each in (listener, stranger):
+            each.close()
+        for peer in peers:
+            peer.close()
+
+
+def test_a_listener_that_does_not_keep_up_is_disconnected() -> None:
+    listeners = Listeners("tcp://127.0.0.1:*", SALT)
+    try:
+        with socket.create_connection(wire.address(listeners.endpoint)) as peer:
+            until = time.monotonic() + 30
+            listeners.step()
+            peer.sendall(wire.prove(peer.recv(wire.NONCE_BYTES), SALT))
+            while not listeners.wants_all and time.monotonic() < until:
+                listeners.step()
+            assert listeners.wants_all
+            listeners.send(b"before", begins=False)
+            assert listeners.wants_all, "it is told from a beginning on"
+            listeners.send(b"all", begins=True)
+            assert peer.recv(100) == wire.framed(b"all")
+            for _ in range(64):
+                listeners.send(bytes(1 << 18), begins=False)
+            assert not listeners._proved
+    finally:
+        listeners.close()
 
 
 def test_an_index_asks_for_its_oldest_path_and_forgets_what_is_gone() -> None:
