@@ -78,6 +78,16 @@ def test_the_board_is_what_the_code_gives() -> None:
     assert board.render(METRICS) == board.FILE.read_text(), "run `make reference`"
 
 
+def test_what_compose_starts_listens_on_this_machine_only_and_has_a_password() -> None:
+    """Both share the host's network, to reach a server on 127.0.0.1, so that each must name its own address."""
+    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+    assert "--web.listen-address=127.0.0.1:9090" in services["prometheus"]["command"]
+    environment = services["grafana"]["environment"]
+    assert environment["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    assert environment["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
+    assert not any("ports" in service for service in services.values())
+
+
 def test_each_alert_has_its_place_in_the_runbook() -> None:
     headings = re.findall(r"^## (\w+)$", (FOLDER.parent / "RUNBOOK.md").read_text(), re.MULTILINE)
     alerts = [rule for rule in rules() if "alert" in rule]
