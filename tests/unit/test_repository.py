@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sglang_pic.cli import VERBS, main
 
@@ -235,3 +236,18 @@ def test_setup_without_python_311_says_what_to_do(tmp_path: Path) -> None:
     assert "error: PYTHON='/bin/false' is not a working Python 3.11 to 3.13" in done.stderr
     assert "make setup PYTHON=" in done.stderr
     assert not (tmp_path / ".venv" / "bin").exists()
+
+
+def test_no_workflow_runs_code_of_others_with_rights_to_write() -> None:
+    """Actions are pinned by commit, no token is left in a checkout, and a job that may write runs no `make`."""
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"}, path.name
+        for name, job in workflow["jobs"].items():
+            commands = " ".join(step.get("run", "") for step in job["steps"])
+            assert "permissions" not in job or not re.search(r"\b(make|pip|python)\b", commands), name
+            for step in job["steps"]:
+                if "uses" in step:
+                    assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), step["uses"]
+                if step.get("uses", "").startswith("actions/checkout@"):
+                    assert step["with"]["persist-credentials"] is False, name
