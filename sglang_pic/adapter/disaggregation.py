@@ -31,7 +31,7 @@ from sglang_pic.core import ReusePolicy
 logger = logging.getLogger(__name__)
 
 _COUNTS: Final = slice(12, 16)
-"""Where our counts are among the 16 numbers of a request; SGLang uses the first seven."""
+"""Where our counts are among the 16 numbers of a request; the contract checks that SGLang leaves 7 to 15 spare."""
 
 
 def install_sender() -> None:

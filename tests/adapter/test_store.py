@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_pic.adapter.serve.store import LOADED, LOOKUPS, StoreTier
+from sglang_pic.adapter.serve.store import LOADED, LOOKUPS, StoreTier, Write
 from sglang_pic.core import Found, as_tokens
 from tests.adapter.builders import Kept, request
 
@@ -128,6 +128,8 @@ def test_a_request_waits_until_what_was_found_has_come(server: Server) -> None:
     assert not server.is_ready(req)
     server.step_until(lambda: server.tree.loading)
     server.tree.prefetch_timeout_base = 5.0
+    (handle,) = server.tree.loading
+    assert not isinstance(handle.rid, str), "a client could send it"
     server.tree.end_loads()
     server.step_until(lambda: server.is_ready(req))
     assert server.counted.by_label(LOADED) == {None: 512}
@@ -216,6 +218,23 @@ def test_a_store_that_fails_costs_reuse(server: Server, caplog: pytest.LogCaptur
     server.step_until(lambda: server.is_ready(req))
     assert server.outcomes() == {"nothing": 1}
     assert "the disk is gone" in caplog.text
+
+
+def test_a_write_that_nobody_announced_leaves_the_announcements(server: Server) -> None:
+    server.tier._writes.extend(Write(page) for page in "abcd")
+
+    def taken(*pages: str) -> str | None:
+        write = server.tier.take_write(SimpleNamespace(hash_value=[*pages]))
+        return None if write is None else write.last_page
+
+    assert [taken("x", "a"), taken("b", "y"), taken(), taken("c"), taken("b"), taken("d")] == [
+        "a",
+        None,
+        None,
+        "c",
+        None,
+        "d",
+    ]
 
 
 def test_requests_that_leave_are_forgotten(server: Server) -> None:

@@ -264,9 +264,13 @@ class StoreTier:
 
         NOTE: what was not announced is not written, because nobody knows which keys its rows may have.
         """
-        while self._writes:
+        last_page = operation.hash_value[-1] if operation.hash_value else None
+        # A copy: the scheduler's thread announces more meanwhile.
+        is_announced = any(write.last_page == last_page for write in self._writes.copy())
+        while is_announced and self._writes:
             write = self._writes.popleft()
-            if operation.hash_value and operation.hash_value[-1] == write.last_page:
+            # SGLang gave up those before it.
+            if write.last_page == last_page:
                 return write
         return None
 
@@ -372,7 +376,8 @@ class StoreTier:
 
     def announce_exact(self, last_page: str | None) -> None:
         """SGLang is about to write a node whose rows are exact, and which is not listed."""
-        self._will_write(Write(last_page or ""))
+        if last_page is not None:
+            self._will_write(Write(last_page))
 
     def _will_write(self, write: Write) -> None:
         if not self._tree.cache_controller.backup_skip:
@@ -444,7 +449,8 @@ class StoreTier:
         # As SGLang: what is not on the host is not in the store, nor is what follows it.
         if start >= len(ids) or is_late or not (tree.is_backuped(node) or tree.is_root(node)):
             return
-        handle = CacheRequestHandle(f"pic-store-{next(self._numbers)}", 0)
+        # NOTE: SGLang keys a load by this id; a client's id is a string, so no client can send this one.
+        handle = CacheRequestHandle(("pic-store", next(self._numbers)), 0)  # type: ignore[arg-type]
         # Before SGLang's threads see it.
         self._loads[handle] = _Load(lookup, path.tokens, start, path.sums, time.monotonic())
         tree.prefetch_from_storage(
