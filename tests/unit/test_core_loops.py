@@ -61,6 +61,54 @@ def test_endings(seed: int, num_tokens: int, more: int) -> None:
     assert_alike(find_set, np.frombuffer(hash_endings(tokens), np.uint32), slots, 20)
 
 
+@st.composite
+def much_alike(draw: st.DrawFn) -> tuple[Tokens, Tokens]:
+    """Two texts of one length, equal but for a few tokens, so that whole blocks are compared."""
+    left = as_tokens(np.random.default_rng(draw(st.integers(0, 9))).integers(0, 4, draw(st.integers(1, 150))))
+    right = left.copy()
+    for place in draw(st.lists(st.integers(0, len(left) - 1), max_size=3)):
+        right[place] += 1
+    return left, right
+
+
+@pytest.mark.parametrize("twin", ["compiled", "python"])
+@given(much_alike(), st.data())
+def test_what_either_twin_finds_is_equal_eligible_and_all_of_it(
+    twin: str, texts: tuple[Tokens, Tokens], data: st.DataObject
+) -> None:
+    """The same properties of the code that serves, and of the code that serves where there is no compiler."""
+
+    def of(function: Any) -> Any:
+        return function if twin == "compiled" else function.__wrapped__
+
+    (stored, prompt), at = texts, data.draw(st.integers(0, len(texts[0])))
+    total, differs = len(stored), (stored != prompt).tolist()
+    before = max((place for place in range(at) if differs[place]), default=-1)
+    after = min((place for place in range(at, total) if differs[place]), default=total)
+    assert of(common_len)(stored[at:], prompt[at:]) == after - at
+    assert of(common_suffix_len)(stored[:at], prompt[:at]) == at - 1 - before
+    assert of(equal_around)(stored, prompt, at) == (before, after if after < total else -1)
+
+    trie = Trie("n", OrderedDict(), itertools.count())
+    node = trie.append(trie.root, stored)
+    first, last = sorted(data.draw(st.tuples(st.integers(0, total), st.integers(0, total))))
+    node.eligible = [(first, last)] if first < last else []
+    for rows, low, high in ((ANY, 0, total), (ELIGIBLE, first, last)):
+        end, start = (
+            of(equal_end)(node, at, 0, prompt, total, rows)[1],
+            of(equal_start)(node, at, 0, prompt, 0, rows)[1],
+        )
+        assert end == (min(after, high) if low <= at < high else at)
+        assert start == (max(before + 1, low) if low < at <= high else at)
+
+    if total >= 8:
+        hashes = np.frombuffer(of(hash_endings)(prompt), np.uint32)
+        assert [of(hash_endings)(prompt[i : i + 8]) for i in range(total - 7)] == [each.tobytes() for each in hashes]
+        slots = np.array(data.draw(st.lists(st.integers(0, 255), min_size=64, max_size=64)), np.uint8)
+        known = [i for i, each in enumerate(hashes.tolist()) if slots[each >> 26] >> (each & 7) & 1]
+        assert np.frombuffer(of(find_set)(hashes, slots, 26), np.int64).tolist() == known
+
+
 @given(st.lists(TOKENS.filter(len), min_size=1, max_size=6), st.data())
 def test_walks_of_the_trie(paths: list[Tokens], data: st.DataObject) -> None:
     trie = Trie("n", OrderedDict(), itertools.count())
