@@ -56,7 +56,14 @@ from sglang_pic.adapter.startup.fingerprint import read_fingerprint
 from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
-from sglang_pic.adapter.support import check_features, check_support, disaggregation_mode, max_sequences, opts_out
+from sglang_pic.adapter.support import (
+    check_features,
+    check_support,
+    disaggregation_mode,
+    max_keys,
+    max_sequences,
+    opts_out,
+)
 from sglang_pic.config import CONFIG_VARIABLE, PicConfig, load_config
 from sglang_pic.core import (
     Chunker,
@@ -87,6 +94,7 @@ class _LiveModel(NamedTuple):
     delimiters: frozenset[int]
     lexicon: Lexicon | None
     max_sequences: int
+    max_keys: int
     cost: CostModel | None
     row_lookahead: int
     """How many later tokens a row depends on, for `ContentIndex`."""
@@ -233,13 +241,17 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, drafts: 
         },
         ctx.tp_group,
     )
-    sequences = min(max_sequences(each) for each in (runner, *(draft.runner for draft in drafts)))
-    cost = _read_costs(ctx, config, splicer, sequences)
+    runners = [runner, *(draft.runner for draft in drafts)]
+    sequences = min(max_sequences(each) for each in runners)
+    keys = min(max_keys(each) for each in runners)
+    cost = _read_costs(ctx, config, splicer, sequences, keys)
     lexicon = None if texts is None else Lexicon(texts)
-    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost, row_lookahead=len(drafts))
+    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, keys, cost, row_lookahead=len(drafts))
 
 
-def _read_costs(ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequences: int) -> CostModel | None:
+def _read_costs(
+    ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequences: int, max_keys: int
+) -> CostModel | None:
     """The cost gate's model, measured unless the operator gives costs; `None` where the gate is off."""
     if config.cost_gate == "off":
         return None
@@ -252,6 +264,7 @@ def _read_costs(ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequ
             ctx.tp_worker.model_runner,
             splicer,
             max_sequences=max_sequences,
+            max_keys=max_keys,
             max_tokens=chunk if chunk > 0 else schedule.max_prefill_tokens,
             tp_group=ctx.tp_group,
         )
@@ -287,6 +300,7 @@ def _make_cache(
         config,
         cost=model.cost,
         max_sequences=model.max_sequences,
+        max_keys=model.max_keys,
         auditor=auditor,
         pins=pins,
         faults=noted,

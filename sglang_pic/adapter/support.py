@@ -150,6 +150,13 @@ _MOVED_ON_SERVERS: Final = (
 SUPPORT: Final = (*_read_table(), *_read_runtime())
 """Everything that is tested, admitted or refused."""
 
+_MOST_IN_TABLE: Final = 1 << 24
+"""Entries of a gap batch's page table, which has a row as long as the longest sequence for each of them: 64 MiB."""
+_MOST_SCORED: Final = 1 << 19
+"""Likewise for `dsa`, whose indexer gathers the keys of all sequences, 132 bytes each, and has a column of fp32 scores
+for each: 66 MiB beside all that SGLang keeps memory for, and 1,024 tokens at a time where it has 2 GiB for scores. Four
+sequences of 128k tokens have so many.
+"""
 _WITH_SEQUENCE_TABLES: Final = ("triton", "flashinfer", "trtllm_mha")
 """Attention backends with tables, or counters, for as many sequences as the request pool has rows."""
 _UNBOUNDED: Final = 1 << 20
@@ -270,3 +277,8 @@ def max_sequences(runner: ModelRunner) -> int:
             entry.refused.line(f"--max-running-requests {rows} on the prefill attention backend {backend!r}")
         )
     return rows
+
+
+def max_keys(runner: ModelRunner) -> int:
+    """The most keys of all sequences of one gap batch of `runner`, each counted as long as the longest."""
+    return _MOST_SCORED if runner.prefill_attention_backend_str == "dsa" else _MOST_IN_TABLE

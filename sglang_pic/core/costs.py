@@ -16,8 +16,10 @@ _GROWTH = 4
 _LONG_ENOUGH_US = 100_000.0
 """No longer pass is tried after one like this: a CPU gets there with 64 to 256 tokens, an H100 with thousands."""
 _MOST = 8_192
-_SEQUENCES = 8
-"""Gaps of a pass with many."""
+SEQUENCES = FEW_TOKENS
+"""Gaps of a pass with many: fewer may leave most of a GPU idle while they read a long prefix, and seem free."""
+_CONTEXTS = (1_024, 8_192, 32_768)
+"""Tokens before the gaps."""
 _ROWS = (256, 2_048)
 
 
@@ -45,6 +47,11 @@ class GapTimings(NamedTuple):
     many: Timing
     around: Timing
 
+    @property
+    def added(self) -> Timing:
+        """What the gaps beside one take."""
+        return Timing(self.many.us - self.one.us, max(self.many.noise_us, self.one.noise_us))
+
 
 class Stopwatch(Protocol):
     """Times work of the live model; ranks that must plan alike give the same answers."""
@@ -55,11 +62,11 @@ class Stopwatch(Protocol):
     def splice(self, num_rows: int) -> Timing:
         """A copy of `num_rows` rows."""
 
-    def gaps(self, num_gaps: int) -> GapTimings:
-        """Passes with one gap and with `num_gaps`, on the way of gap batches."""
+    def gaps(self, num_gaps: int, context_len: int) -> GapTimings:
+        """Passes with one gap and with `num_gaps` after `context_len` tokens, on the way of gap batches."""
 
 
-def learn_costs(stopwatch: Stopwatch, *, max_tokens: int, max_rows: int, max_gaps: int) -> CostModel:
+def learn_costs(stopwatch: Stopwatch, *, max_tokens: int, max_rows: int, max_gaps: int, max_context: int) -> CostModel:
     """Learn what passes cost.
 
     Args:
@@ -67,18 +74,20 @@ def learn_costs(stopwatch: Stopwatch, *, max_tokens: int, max_rows: int, max_gap
         max_tokens: most tokens of one pass.
         max_rows: most rows of one copy.
         max_gaps: most gaps of one pass, 2 or more.
+        max_context: most tokens before the gaps of a pass.
     """
     passes = _time_passes(stopwatch, max_tokens)
     computed_token_us = _token_cost(passes, what="computed token")
     few, shortest = passes[0]
     rows = [(num_rows, stopwatch.splice(num_rows)) for num_rows in sorted({min(n, max_rows) for n in _ROWS})]
-    num_gaps = min(_SEQUENCES, max_gaps)
-    one, many, around = stopwatch.gaps(num_gaps)
+    num_gaps = min(SEQUENCES, max_gaps)
+    one, many, around = near = stopwatch.gaps(num_gaps, 0)
     floor_us = max(0.0, shortest.us - few * computed_token_us)
     return CostModel(
         computed_token_us=computed_token_us,
         spliced_token_us=_token_cost(rows),
         gap_us=max(0.0, many.us - one.us) / (num_gaps - 1),
+        gap_context_us=_context_cost(stopwatch, near, num_gaps, max_context) / (num_gaps - 1),
         request_us=around.us,
         floor_us=floor_us,
         gap_floor_us=max(floor_us, one.us - around.us - few * computed_token_us),
@@ -89,8 +98,8 @@ def report(cost: CostModel, context_len: int) -> None:
     """Log from how many tokens on a run is taken, and warn where none ever is."""
     costs = (
         f"a computed token takes {cost.computed_token_us:.3g} us, a spliced one {cost.spliced_token_us:.3g}, a gap "
-        f"{cost.gap_us:.3g}, a splice {cost.request_us:.3g}, the shortest pass {cost.floor_us:.4g} and with gaps "
-        f"{cost.gap_floor_us:.4g}"
+        f"{cost.gap_us:.3g} and {1_000 * cost.gap_context_us:.3g} more for each 1,000 tokens before it, a splice "
+        f"{cost.request_us:.3g}, the shortest pass {cost.floor_us:.4g} and with gaps {cost.gap_floor_us:.4g}"
     )
     if cost.shortest_run(context_len) is None:
         logger.warning(
@@ -113,6 +122,17 @@ def _time_passes(stopwatch: Stopwatch, max_tokens: int) -> list[tuple[int, Timin
         num_tokens = min(passes[-1][0] * _GROWTH, most)
         passes.append((num_tokens, stopwatch.prefill(num_tokens)))
     return passes
+
+
+def _context_cost(stopwatch: Stopwatch, near: GapTimings, num_gaps: int, max_context: int) -> float:
+    """What all gaps but one cost more for each token before them; 0 where that is within noise."""
+    context_len, timings = _CONTEXTS[0], near
+    for longer in _CONTEXTS:
+        if longer > max_context or timings.many.us * (longer / context_len) > _LONG_ENOUGH_US:
+            break
+        context_len, timings = longer, stopwatch.gaps(num_gaps, longer)
+    more, less = timings.added, near.added
+    return (more.us - less.us) / context_len if more.exceeds(less) else 0.0
 
 
 def _token_cost(timings: Sequence[tuple[int, Timing]], *, what: str = "") -> float:

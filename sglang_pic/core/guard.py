@@ -217,7 +217,7 @@ class Guard:
         pieces: list[Run] = []
         for start, end in subtract_spans([(run.target_start, run.target_end)], spans):
             is_cut = start != run.target_start
-            if (is_cut or end != run.target_end) and not self._is_worth_it(end - start, int(is_cut)):
+            if (is_cut or end != run.target_end) and not self._is_worth_it(end - start, start if is_cut else None):
                 continue
             spliced_to = pieces[-1].target_end if pieces else run.target_start - run.seam_len
             piece = msgspec.structs.replace(
@@ -231,7 +231,7 @@ class Guard:
         self.dropped[DropReason.CHANGED_FIELD] += not pieces
         return pieces
 
-    def _is_worth_it(self, num_tokens: int, num_gaps: int) -> bool:
+    def _is_worth_it(self, num_tokens: int, gap_start: int | None) -> bool:
         if num_tokens < _MIN_PIECE_TOKENS:
             return False
-        return self._cost is None or self._cost.saves(num_tokens, num_gaps) > 0
+        return self._cost is None or self._cost.saves(num_tokens, gap_start) > 0

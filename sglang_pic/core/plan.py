@@ -77,7 +77,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fetched_token_us: float = 0.0
     """What a spliced token costs more if its rows are on the host."""
     gap_us: float
-    """A gap more in a pass."""
+    """A gap more in a pass, with nothing before it."""
+    gap_context_us: float = 0.0
+    """What it takes more for each token before it, which its attention reads again."""
     request_us: float = 0.0
     """Laying out a pass with gaps and starting its copy, whatever it computes."""
     floor_us: float = 0.0
@@ -85,19 +87,26 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gap_floor_us: float = 0.0
     """The shortest pass with gaps, less `request_us`, where that is more than `floor_us`: without a captured graph."""
 
-    def saves(self, num_tokens: int, num_gaps: int) -> float:
-        """What splicing `num_tokens` more saves in a pass that stays long, less the gaps that it adds."""
-        return num_tokens * (self.computed_token_us - self.spliced_token_us) - num_gaps * self.gap_us
+    def saves(self, num_tokens: int, gap_start: int | None) -> float:
+        """What splicing `num_tokens` more saves in a pass that stays long, less the gap that it adds, if any."""
+        gap_us = 0.0 if gap_start is None else self.gap_us + gap_start * self.gap_context_us
+        return num_tokens * (self.computed_token_us - self.spliced_token_us) - gap_us
 
     def request_saves(
-        self, *, num_computed: int, num_spliced: int, num_gaps: int, num_before: int = 0, num_fetched: int = 0
+        self,
+        *,
+        num_computed: int,
+        num_spliced: int,
+        gap_starts: Sequence[int],
+        num_before: int = 0,
+        num_fetched: int = 0,
     ) -> float:
         """What a request saves as a whole; 0 and less where computing all of it is as quick.
 
         Args:
             num_computed: tokens that it computes in any case.
             num_spliced: tokens that it splices, or computes.
-            num_gaps: gaps that splicing adds to the one that every request has.
+            gap_starts: where the gaps begin that splicing adds to the one that every request has.
             num_before: tokens that others compute in the same pass.
             num_fetched: of the spliced tokens, those whose rows are on the host.
         """
@@ -105,17 +114,18 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         whole = max(self.floor_us, self.computed_token_us * (least + num_spliced))
         rest = max(self.floor_us, self.gap_floor_us, self.computed_token_us * least)
         moved_us = num_spliced * self.spliced_token_us + num_fetched * self.fetched_token_us
-        return whole - rest - moved_us - num_gaps * self.gap_us - self.request_us
+        gaps_us = len(gap_starts) * self.gap_us + sum(gap_starts) * self.gap_context_us
+        return whole - rest - moved_us - gaps_us - self.request_us
 
     def shortest_run(self, num_tokens: int) -> int | None:
-        """The fewest tokens worth splicing where `num_tokens` are left of a prompt and the run adds one gap.
+        """The fewest tokens worth splicing alone in a prompt of `num_tokens`, where the run adds a gap at its end.
 
         `None` where no run of that prompt is.
         """
 
         def saves(num_spliced: int) -> bool:
             computed = num_tokens - num_spliced
-            return self.request_saves(num_computed=computed, num_spliced=num_spliced, num_gaps=1) > 0
+            return self.request_saves(num_computed=computed, num_spliced=num_spliced, gap_starts=[num_tokens]) > 0
 
         # A longer run saves more until its pass is as short as passes get.
         floor_us = max(self.floor_us, self.gap_floor_us)
@@ -213,6 +223,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         starts = (self.prefix_len, *(run.target_end for run in self.runs))
         ends = (*(run.target_start for run in self.runs), self.end)
         return tuple((start, end) for start, end in zip(starts, ends, strict=True) if start < end)
+
+    @property
+    def added_gap_starts(self) -> list[int]:
+        """Where the gaps begin beside the one that a request without runs has."""
+        return [start for start, _ in self.gaps[1:]]
 
     @property
     def num_spliced(self) -> int:

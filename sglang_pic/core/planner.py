@@ -161,7 +161,7 @@ class Planner:
         saved_us = cost.request_saves(
             num_computed=plan.num_computed,
             num_spliced=plan.num_spliced,
-            num_gaps=len(plan.gaps) - 1,
+            gap_starts=plan.added_gap_starts,
             num_before=self._options.num_before,
             num_fetched=sum(map(self._num_to_fetch, plan.runs)),
         )
@@ -376,11 +376,9 @@ class Planner:
             self._count_drop(found)
             return None
         cost = self._options.cost
-        if cost is not None:
-            num_gaps = 0 if start == self._served else 1
-            if cost.saves(end - start, num_gaps) <= 0:
-                self._dropped[DropReason.COST_GATE] += 1
-                return None
+        if cost is not None and cost.saves(end - start, None if start == self._served else end) <= 0:
+            self._dropped[DropReason.COST_GATE] += 1
+            return None
         return Run(target_start=start, target_end=end, donor_start=start - found.shift, donor=path, seam_len=seam)
 
     def _is_worth_fetching(self, run: Run) -> bool:
@@ -388,8 +386,8 @@ class Planner:
         cost, num_rows = self._options.cost, self._num_to_fetch(run)
         if cost is None or not num_rows:
             return True
-        num_gaps = 0 if run.target_start == self._served else 1
-        if cost.saves(run.num_tokens, num_gaps) > num_rows * cost.fetched_token_us:
+        gap_start = None if run.target_start == self._served else run.target_end
+        if cost.saves(run.num_tokens, gap_start) > num_rows * cost.fetched_token_us:
             return True
         self._dropped[DropReason.COST_GATE] += 1
         return False

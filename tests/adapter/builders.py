@@ -171,7 +171,7 @@ def make_tree(allocator: Any, *, is_eagle: bool = False, window: int | None = No
 
 def make_planning(index: Any, config: PicConfig, **others: Any) -> Planning:
     """The planner over an index, of a server whose pins are none."""
-    plain = {"cost": None, "max_sequences": 64, "pins": Pins(ContentIndex(), 0, Series((), None))}
+    plain = {"cost": None, "max_sequences": 64, "max_keys": 1 << 24, "pins": Pins(ContentIndex(), 0, Series((), None))}
     return Planning(index, config, auditor=Auditor(), **{**plain, **others})
 
 

@@ -115,7 +115,7 @@ class Rank:
         self.index = ContentIndex(core, lexicon=Lexicon(TEXTS), names=names, row_lookahead=draft.lookahead)
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
         shared = {"pins": self.pins, "faults": self.faults}
-        self.planning = make_planning(self.index, CONFIG, cost=COST, max_sequences=32, **shared)
+        self.planning = make_planning(self.index, CONFIG, cost=COST, max_sequences=32, max_keys=1 << 24, **shared)
         self.publication = Publication(self.index, frozenset({BREAK}))
         ours = {"planning": self.planning, "publication": self.publication, **shared}
         self.tree = make_tree(self.allocator, is_eagle=draft.is_eagle, window=WINDOW if num_windows else None, **ours)

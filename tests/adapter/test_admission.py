@@ -36,13 +36,13 @@ def plan(end: int, *runs: tuple[int, int]) -> Plan:
 class Cache:
     """Stands for the cache and what admission finds on it: plans each request as the request says."""
 
-    def __init__(self, max_sequences: int = 64) -> None:
+    def __init__(self, max_sequences: int = 64, max_keys: int = 1 << 24) -> None:
         self.planning = self.accounting = self.publication = self
         self.auditor, self.renewal = Auditor(), Renewal()
         self.refused: Fallback | None = None
         self.cost = None
         self.pins = Pins(ContentIndex(), 0, Series((), None))
-        self.max_sequences, self.place_waits = max_sequences, False
+        self.max_sequences, self.max_keys, self.place_waits = max_sequences, max_keys, False
         self.num_locked = 0
         self.asked: list[tuple[int, int, int]] = []
         """Per plan, where it begins, how many gaps it may have, and how much the batch computes already."""
@@ -228,10 +228,9 @@ def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(admitting: No
     assert len(made.can_run_list) == 4
 
 
-def test_a_gap_batch_has_a_page_table_of_a_bounded_size(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of it is as long as the longest sequence: many gaps of one long prompt, or of a short one beside it."""
-    monkeypatch.setattr("sglang_pic.adapter.serve.admission._MAX_TABLE_LEN", 4000, raising=False)
-    cache, spliced = Cache(), plan(400, (40, 100), (140, 300))
+def test_a_gap_batch_has_a_bounded_number_of_keys(admitting: None) -> None:
+    """Each sequence counts as long as the longest: many gaps of one long prompt, or of a short one beside it."""
+    cache, spliced = Cache(max_keys=4000), plan(400, (40, 100), (140, 300))
     made = adder(None, cache)
     for _ in range(2):
         assert made.add_one_req(request(spliced), False, None) is AddReqResult.CONTINUE

@@ -51,6 +51,7 @@ CONTEXTS = {"foreign_tokens": (0, 120), "unseen_percent": (0, 100), "near_unseen
 BOUNDS = {**SIZES, **CONTEXTS, "near_tokens": (0, 400), "max_misfits": (0, 40)}
 COSTS = {
     "gap_us": [0.0, 10.0, 60.0],
+    "gap_context_us": [0.0, 0.1],
     "request_us": [0.0, 100.0],
     "floor_us": [0.0, 200.0],
     "gap_floor_us": [0.0, 300.0],
@@ -217,8 +218,9 @@ class IndexMachine(RuleBasedStateMachine):
         assert chosen.compute_from is None or all(run.target_end <= chosen.compute_from for run in plan.runs)
         if chosen.cost is not None and plan.runs:
             tokens_of = {"num_computed": plan.num_computed, "num_spliced": plan.num_spliced}
-            num_gaps, num_before = len(plan.gaps) - 1, chosen.num_before
-            assert chosen.cost.request_saves(**tokens_of, num_gaps=num_gaps, num_before=num_before) > 0
+            gap_starts = [start for start, _ in plan.gaps[1:]]
+            saved_us = chosen.cost.request_saves(**tokens_of, gap_starts=gap_starts, num_before=chosen.num_before)
+            assert saved_us > 0
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)

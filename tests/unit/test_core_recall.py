@@ -203,6 +203,19 @@ def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, nu
     assert (plan.dropped.get(DropReason.COST_GATE, 0) > 0) == (num_runs < 2)
 
 
+@pytest.mark.parametrize(("prefix_len", "num_runs"), [(500, 6), (50_000, 1)])
+def test_gaps_at_a_long_context_are_merged(prefix_len: int, num_runs: int) -> None:
+    """Short runs save less than reading 50,000 tokens again, a long one more."""
+    parts = [text(10 + i, 100) for i in range(5)]
+    index = index_of(join(text(0, 40), *(join(part, text(30 + i, 40)) for i, part in enumerate(parts)), text(9, 3000)))
+    prompt = join(text(1, prefix_len), *(join(text(50 + i, 30), part) for i, part in enumerate(parts)))
+    prompt = join(prompt, text(60, 30), text(9, 3000), text(61, 9))
+    cost = CostModel(computed_token_us=32.0, spliced_token_us=0.1, gap_us=30.0, gap_context_us=0.08)
+    plan = plan_of(index, prompt, prefix_len=prefix_len, options=PlanOptions(cost=cost))
+    assert len(plan.runs) == num_runs
+    assert plan.dropped == ({DropReason.COST_GATE: 5} if num_runs == 1 else {})
+
+
 @pytest.mark.parametrize(("limit", "most"), [("max_runs", 2), ("max_gaps", 3)])
 def test_with_more_than_allowed_the_longest_runs_stay(limit: str, most: int) -> None:
     parts = [text(10 + i, 300 + 50 * i) for i in range(4)]

@@ -29,8 +29,8 @@ def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tens
         PoolTooSmallError: before anything was written.
     """
     stride = whole_pages(num_tokens, view.page_size)
-    num_slots = view.num_slots if view.windows is None else min(view.num_slots, view.windows.num_slots)
-    if view.page_size + num_sets * stride > num_slots:
+    num_slots = _num_slots(view)
+    if num_tokens > longest_borrowed(view, num_sets):
         more = "" if view.windows is None else ", and --swa-full-tokens-ratio 1"
         raise PoolTooSmallError(
             f"a KV pool of {num_slots - view.page_size} tokens is too small: give --max-total-tokens "
@@ -48,6 +48,16 @@ def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tens
             # finds by 0 would spread a NaN. The old rows are not saved, because they are nobody's (captured graphs
             # write their padding to the first page, which is not borrowed), and a copy may not fit beside the pool.
             view.fill(torch.cat(slots), 0)
+
+
+def longest_borrowed(view: PoolView, num_sets: int) -> int:
+    """The most tokens for which so many sets of slots can be borrowed."""
+    num_pages = _num_slots(view) // view.page_size - 1
+    return num_pages // num_sets * view.page_size
+
+
+def _num_slots(view: PoolView) -> int:
+    return view.num_slots if view.windows is None else min(view.num_slots, view.windows.num_slots)
 
 
 @contextmanager

@@ -169,7 +169,7 @@ class Accounting:
                 saved = cost.request_saves(
                     num_computed=computed,
                     num_spliced=num_spliced,
-                    num_gaps=max(0, len(plan.gaps) - 1),
+                    gap_starts=plan.added_gap_starts,
                     num_fetched=num_fetched,
                 )
                 # Below 0 only where others shared the pass.

@@ -28,9 +28,6 @@ _SIGNATURE = inspect.signature(PrefillAdder.__init__)
 # Larger than any budget: a limit that must not bind.
 _NO_LIMIT = 1 << 40
 
-_MAX_TABLE_LEN = 1 << 24
-"""Entries of a gap batch's page table, which has a row as long as the longest sequence for each of them: 64 MiB."""
-
 
 class PicPrefillAdder(PrefillAdder):
     """One prefill pass of the scheduler, with splices."""
@@ -225,9 +222,9 @@ class PicPrefillAdder(PrefillAdder):
         return self.tree_cache.planning.max_sequences - self.num_sequences
 
     def _room_for(self, req: Req) -> int:
-        """How many virtual sequences of a request the batch has room for, with a page table of a bounded size."""
+        """How many virtual sequences of a request the batch has room for, with a bounded number of keys."""
         longest = max(self.longest, len(req.full_untruncated_fill_ids))
-        return min(self._free_sequences, _MAX_TABLE_LEN // longest - self.num_sequences)
+        return min(self._free_sequences, self.tree_cache.planning.max_keys // longest - self.num_sequences)
 
     @contextmanager
     def _budgets(self, *, chunk: int, spliced: int, request_limit: int | None = None) -> Iterator[None]:

@@ -35,6 +35,7 @@ class Planning:
         config: the operator's settings.
         cost: what computing and splicing cost here, or `None` to take every run that is long enough.
         max_sequences: most virtual sequences of one batch.
+        max_keys: most keys of all of them, each counted as long as the longest.
         auditor: says where splicing is switched off.
         pins: say which donors are pinned.
         faults: say whether splicing is switched off; by default there are none.
@@ -47,6 +48,7 @@ class Planning:
         *,
         cost: CostModel | None,
         max_sequences: int,
+        max_keys: int,
         auditor: Auditor,
         pins: Pins,
         faults: Faults | None = None,
@@ -61,7 +63,7 @@ class Planning:
         """Of the model; set while the server starts."""
         self._index, self._config, self.cost, self._auditor, self._pins = index, config, cost, auditor, pins
         self._faults = faults or Faults()
-        self.max_sequences = max_sequences
+        self.max_sequences, self.max_keys = max_sequences, max_keys
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
         self.place_waits = False

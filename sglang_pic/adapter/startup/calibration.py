@@ -1,8 +1,8 @@
 """The cost gate, learnt at start-up: what computing and splicing cost on this machine and model.
 
 Three kinds of pass are timed on the live model before the first request: prefills from 16 tokens up to as many as one
-pass of the server may have, as requests without splices run; gap batches, on the way that spliced requests take; and
-the work of a splice around its pass.
+pass of the server may have, as requests without splices run; gap batches with little and with much before the gaps, on
+the way that spliced requests take; and the work of a splice around its pass.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import torch
 
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
-from sglang_pic.adapter.probe.slots import borrow_slots, map_windows
+from sglang_pic.adapter.probe.slots import borrow_slots, longest_borrowed, map_windows
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import CostModel, Path, Plan, Run
-from sglang_pic.core.costs import FEW_TOKENS, GapTimings, Timing, learn_costs
+from sglang_pic.core.costs import FEW_TOKENS, SEQUENCES, GapTimings, Timing, learn_costs
 from sglang_pic.runtime.splice import Splicer
 
 _RUN = 8
 """Tokens of a run between two gaps."""
+_MOST_TOKENS = FEW_TOKENS + _RUN * (SEQUENCES - 1)
+"""Of a gap batch and its runs."""
 _REPEATS = 5
 _FETCHED_ROWS = 2_048
 _NOBODY = Path("calibration", [np.zeros(1, np.int32)])
@@ -37,6 +39,7 @@ def calibrate(
     splicer: Splicer,
     *,
     max_sequences: int,
+    max_keys: int,
     max_tokens: int,
     tp_group: TpGroup | None,
     clock: Callable[[], float] = time.perf_counter,
@@ -49,6 +52,7 @@ def calibrate(
         runner: SGLang's model runner, the forward hooks applied.
         splicer: the one that the forward hooks use.
         max_sequences: most sequences of one batch, 2 or more.
+        max_keys: most keys of all sequences of one batch, each as long as the longest.
         max_tokens: most tokens of one prefill pass.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
         clock: seconds.
@@ -58,9 +62,15 @@ def calibrate(
     """
     stopwatch = _Stopwatch(runner, splicer, tp_group, clock)
     row_len = int(runner.req_to_token_pool.req_to_token.shape[1])
-    max_rows = int(runner.token_to_kv_pool_allocator.size) // 4
+    pool_len = int(runner.token_to_kv_pool_allocator.size)
     with torch.no_grad():
-        return learn_costs(stopwatch, max_tokens=min(max_tokens, row_len), max_rows=max_rows, max_gaps=max_sequences)
+        return learn_costs(
+            stopwatch,
+            max_tokens=min(max_tokens, row_len),
+            max_rows=pool_len // 4,
+            max_gaps=max_sequences,
+            max_context=min(row_len, longest_borrowed(splicer.view, 2), max_keys // SEQUENCES) - _MOST_TOKENS,
+        )
 
 
 def calibrate_fetch(
@@ -99,25 +109,33 @@ class _Stopwatch:
         with map_windows(self.splicer.view, torch.cat((src, dst))):
             return self._time(lambda: self.splicer.splice(src, dst, shifts))
 
-    def gaps(self, num_gaps: int) -> GapTimings:
-        """On the way of spliced requests; both passes splice as many rows."""
+    def gaps(self, num_gaps: int, context_len: int) -> GapTimings:
+        """On the way of spliced requests; both passes splice as many rows, and the context's are whatever is there."""
         num_runs = num_gaps - 1
         total = FEW_TOKENS + _RUN * num_runs
-        one = Plan(prefix_len=0, end=total, runs=(_run(0, _RUN * num_runs),))
+        end = context_len + total
+        one = Plan(prefix_len=context_len, end=end, runs=(_run(context_len, context_len + _RUN * num_runs),))
         gap = FEW_TOKENS // num_gaps
-        starts = [gap + (gap + _RUN) * i for i in range(num_runs)]
-        many = Plan(prefix_len=0, end=total, runs=tuple(_run(start, start + _RUN) for start in starts))
+        starts = [context_len + gap + (gap + _RUN) * i for i in range(num_runs)]
+        many = Plan(prefix_len=context_len, end=end, runs=tuple(_run(start, start + _RUN) for start in starts))
         row = self.runner.req_to_token_pool.req_to_token[PADDING_ROW]
         input_ids = different_tokens(self.runner, total, self.splicer.view.device)
-        with borrow_slots(self.splicer.view, 2, total, row) as (donor, target):
-            row[:total] = target.to(row.dtype)
+        with borrow_slots(self.splicer.view, 2, end, row) as (donor, target):
+            row[:end] = target.to(row.dtype)
 
             def make_batch() -> ForwardBatch:
-                return trial_batch(self.runner, [total], input_ids=input_ids, slots=target)
+                return trial_batch(
+                    self.runner,
+                    [total],
+                    first_position=context_len,
+                    input_ids=input_ids,
+                    slots=target[context_len:],
+                    prefix_len=context_len,
+                )
 
             def lay_out(plan: Plan) -> GapBatch:
                 pending = PendingSplice(plan, [donor[run.target_start : run.target_end] for run in plan.runs])
-                return build_gap_batch([pending], [0], [total], [total], [row], input_ids.device)
+                return build_gap_batch([pending], [context_len], [total], [total], [row], input_ids.device)
 
             def compute(plan: Plan) -> None:
                 batch = make_batch()
