@@ -22,7 +22,7 @@ from torch import nn
 from sglang_pic.adapter.serve.cache import INDEXED_STORE, PicRadixCache
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
-from sglang_pic.adapter.serve.host_tier import HostTier
+from sglang_pic.adapter.serve.host_tier import HostTier, OnDevice
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Run
 from sglang_pic.errors import UnsupportedError
@@ -152,14 +152,23 @@ def test_a_layout_that_cuts_rows_is_refused() -> None:
         view_host_pool(host, splicer.view)
 
 
+def tree_of(queue: deque[Any], *paths: tuple[int, ...]) -> Any:
+    """A tree of nodes of 10 tokens, each path by its nodes."""
+
+    def collect(ends: list[int]) -> Any:
+        path = next(path[: path.index(ends[0]) + 1] for path in paths if ends[0] in path)
+        return (tuple(SimpleNamespace(node_id=n, path_start=10 * i, path_end=10 * i + 10) for i, n in enumerate(path)),)
+
+    return SimpleNamespace(
+        cache_controller=SimpleNamespace(ack_load_queue=queue), tree_core=SimpleNamespace(collect_path_info=collect)
+    )
+
+
 def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read() -> None:
     """A load is waited for before the rows of its slots are read; the locks end when the queue has let the pass go."""
     seen: list[str] = []
-    queue: deque[Any] = deque([SimpleNamespace(finish_event="loaded")])
-    tree: Any = SimpleNamespace(cache_controller=SimpleNamespace(ack_load_queue=queue))
-    tier = HostTier(tree, token_bytes=8)
-    tier.wait_for_loads(SimpleNamespace(wait_event=seen.append))
-    assert seen == ["loaded"]
+    queue: deque[Any] = deque([SimpleNamespace(finish_event="loaded", node_ids=[2], num_tokens=10)])
+    tier = HostTier(tree_of(queue, (1, 2)), token_bytes=8)
     splicer: Any = SimpleNamespace(
         view=SimpleNamespace(device=torch.device("cpu")),
         splice=lambda *_: seen.append("spliced"),
@@ -169,16 +178,37 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     path.host = tier
     locks.callback(seen.append, "unlocked")
     moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
+    whole: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), donors=[OnDevice(2, 5, 15)])
+    with pytest.MonkeyPatch.context() as patch:
+        stream = SimpleNamespace(wait_event=seen.append)
+        patch.setattr(torch.cpu, "current_stream", lambda: stream)
+        path.move_rows(whole)
+    assert seen == ["loaded", "spliced"]
+    seen.clear()
     fetch: Any = SimpleNamespace(host_slots=None, dst=range(5), shifts=None)
     queue.clear()
-    path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks))  # type: ignore[arg-type]
+    path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[]))  # type: ignore[arg-type]
     tier.give_back()
-    assert seen[1:] == ["spliced", "fetched"]
+    assert seen == ["spliced", "fetched"]
     (ack,) = queue
     assert (ack.num_tokens, ack.num_bytes, ack.node_ids, ack.finish_event.query()) == (5, 40, [], True)
     queue.clear()
     tier.give_back()
-    assert seen[3:] == ["unlocked"]
+    assert seen[2:] == ["unlocked"]
+
+
+@pytest.mark.parametrize(
+    ("donor", "waits"),
+    [((3, 0, 10), ""), ((4, 5, 11), "b"), ((4, 20, 30), ""), ((3, 15, 30), "ab"), ((3, 20, 21), "a")],
+)
+def test_a_splice_waits_for_no_load_but_its_donors(donor: tuple[int, int, int], waits: str) -> None:
+    """One load writes node 3, one node 2; what a pass reads from the host is no load."""
+    loads = (("a", [3], 10), ("own", [], 30), ("b", [2], 10))
+    queue = deque(SimpleNamespace(finish_event=name, node_ids=nodes, num_tokens=n) for name, nodes, n in loads)
+    seen: list[str] = []
+    tier = HostTier(tree_of(queue, (1, 2, 3), (1, 2, 4)), token_bytes=8)
+    tier.wait_for_loads(SimpleNamespace(wait_event=seen.append), [OnDevice(*donor)])
+    assert "".join(seen) == waits
 
 
 def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:

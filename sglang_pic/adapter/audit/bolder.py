@@ -69,7 +69,8 @@ class Bolder:
                 return None
             sources = [resolver.rows(*span) for span in spans]
             if host is not None:
-                host.wait_for_loads(torch.get_device_module(runner.device).current_stream())
+                stream = torch.get_device_module(runner.device).current_stream()
+                host.wait_for_loads(stream, [each.on_device for each in sources])
             # What the full computation holds counts as evictable, and must stay.
             own = take_slots(self._tree, plan.end - plan.prefix_len, kept=len(full_slots))
             if own is None:

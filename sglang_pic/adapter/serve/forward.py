@@ -258,7 +258,7 @@ class ForwardPath:
         """
         try:
             if self.host is not None:
-                self.host.wait_for_loads(_device_module(self.splicer).current_stream())
+                self.host.wait_for_loads(_device_module(self.splicer).current_stream(), gap.donors)
             for splicer in (self.splicer, *self._draft_splicers):
                 splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts, gap.splice.windows)
             if gap.fetch is not None:

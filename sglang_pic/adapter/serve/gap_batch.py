@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner
+from sglang_pic.adapter.serve.host_tier import OnDevice
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Run
 
@@ -92,6 +93,8 @@ class GapBatch:
     locks: ExitStack = field(default_factory=ExitStack)
     """Keeps the donors' rows in the tree until whoever executes the splice closes it."""
     fetch: Fetch | None = None
+    donors: list[OnDevice] = field(default_factory=list)
+    """What is read of the device."""
 
     @contextmanager
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
@@ -210,7 +213,7 @@ def build_gap_batch(
     """
     owners, starts, ends, firsts, computed, logprob_starts = [], [], [], [], [], []
     moves, fetches, windows = list[_Move](), list[_Move](), list[torch.Tensor]()
-    locks, offset = ExitStack(), 0
+    locks, donors, offset = ExitStack(), list[OnDevice](), 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
         for start, end in gaps:
@@ -228,6 +231,7 @@ def build_gap_batch(
             fetches += [_Move(run, slots, rows[i], next(shifts)) for run, slots in splice.fetches]
             windows += splice.window_sources
             locks.push(splice.locks)
+            donors += splice.donors
         offset += extend_len
     lens = [end - start for start, end in zip(starts, ends, strict=True)]
     places = [0, *itertools.accumulate(lens[:-1])]
@@ -246,6 +250,7 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
+        donors=donors,
     )
 
 

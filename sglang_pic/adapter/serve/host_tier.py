@@ -13,6 +13,7 @@ take out in the same round.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -32,6 +33,14 @@ class OnHost(NamedTuple):
 
 
 NOTHING = OnHost(torch.empty(0, dtype=torch.int64), [])
+
+
+class OnDevice(NamedTuple):
+    """Rows `[start, end)` of the path to a node of the tree, which the device has or is being given."""
+
+    node: Any
+    start: int
+    end: int
 
 
 class BackedPath(NamedTuple):
@@ -74,10 +83,25 @@ class HostTier:
         for node in found.nodes:
             locks.callback(core.dec_host_lock_ref, node, core.inc_host_lock_ref(node).to_dec_params())
 
-    def wait_for_loads(self, stream: Any) -> None:
-        """Have the stream wait for every load that was started: the tree names their slots before they are written."""
+    def wait_for_loads(self, stream: Any, donors: Sequence[OnDevice]) -> None:
+        """Have the stream wait for the loads that write rows of donors: the tree names their slots before that.
+
+        For other loads SGLang's passes wait layer by layer. The donors must be locked.
+        """
         for ack in self._tree.cache_controller.ack_load_queue:
-            stream.wait_event(ack.finish_event)
+            loaded = {node for end in ack.node_ids for node in self._end_of(end, ack.num_tokens)}
+            if any(not loaded.isdisjoint(self._nodes(*donor)) for donor in donors):
+                stream.wait_event(ack.finish_event)
+
+    def _end_of(self, node: Any, num_tokens: int) -> set[Any]:
+        """The nodes of the last tokens of a path: a load is of these, and of no more than all loads of its ack."""
+        (path,) = self._tree.tree_core.collect_path_info([node])
+        return self._nodes(node, path[-1].path_end - num_tokens, path[-1].path_end)
+
+    def _nodes(self, node: Any, start: int, end: int) -> set[Any]:
+        """The nodes of tokens `[start, end)` of the path to a node."""
+        (path,) = self._tree.tree_core.collect_path_info([node])
+        return {info.node_id for info in path if info.path_start < end and start < info.path_end}
 
     def hold(self, locks: ExitStack, num_tokens: int, events: tuple[Any, Any]) -> None:
         """Close `locks` when the work of the current stream between two events is done on all ranks.

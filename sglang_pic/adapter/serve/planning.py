@@ -192,7 +192,15 @@ class Planning:
         if plan.runs:
             on_host = [each.host_slots for each in rows] if any(len(each.host_slots) for each in rows) else []
             in_windows = [each.window_slots for each in rows if each.window_slots is not None]
-            state.pending = PendingSplice(plan, [each.slots for each in rows], locks, on_host, in_windows, turns)
+            state.pending = PendingSplice(
+                plan,
+                [each.slots for each in rows],
+                locks,
+                on_host,
+                in_windows,
+                [each.on_device for each in rows],
+                turns,
+            )
 
     def _best_plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
         plans = [

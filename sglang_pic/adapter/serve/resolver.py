@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
-from sglang_pic.adapter.serve.host_tier import NOTHING, HostTier, OnHost
+from sglang_pic.adapter.serve.host_tier import NOTHING, HostTier, OnDevice, OnHost
 from sglang_pic.adapter.serve.media import plain_ids
 from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.core import Path, RowNames, Span, Tokens, intersect_spans
@@ -41,6 +41,8 @@ class Rows(NamedTuple):
     """Where a span of a path is: slots of the pool, and behind them slots of the host, int64."""
 
     slots: torch.Tensor
+    on_device: OnDevice
+    """Where `slots` are in the tree."""
     host_slots: torch.Tensor
     window_slots: torch.Tensor | None = None
     """Of the same tokens as `slots`, where windows have a pool of their own."""
@@ -137,7 +139,8 @@ class TreeResolver:
         slots, on_host = found.slots, found.on_host
         num_slots = len(slots)
         assert end <= num_slots + len(on_host.slots), (num_slots, len(on_host.slots), start, end)
-        rows = Rows(slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)])
+        here, there = slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)]
+        rows = Rows(here, OnDevice(found.node, start, start + len(here)), there)
         if self._windows is None:
             return rows
         assert not self.missing(path, start, end), "the planner leaves holes out"

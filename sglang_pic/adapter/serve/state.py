@@ -15,6 +15,7 @@ import torch
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.host_tier import OnDevice
 from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.core import DropReason, Exactness, Plan, Run, Span, Tokens, common_len
@@ -49,6 +50,8 @@ class PendingSplice:
     """For each run its slots in the pool for windows, as `slots`, read while the donor was locked; empty where there is
     no such pool. Nothing is on the host then."""
 
+    donors: list[OnDevice] = field(default_factory=list)
+    """Where `slots` are in the tree, or all that the plan had before it was clipped."""
     turns: list[int] = field(default_factory=list)
     """For each run by how many positions its keys turn; empty where that is its shift. Nothing is on the host then."""
 
