@@ -22,6 +22,7 @@ from typing import Protocol, cast
 
 import msgspec
 from pic_traces.errors import OptionError, TraceError
+from pic_traces.printable import printable
 
 from sglang_pic import __version__
 from sglang_pic.errors import ConfigError, PicError
@@ -94,6 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: from argparse, for `--help`, `--version` (0) and a usage error (2).
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:
+        print("sglang-pic: error: stdout is closed", file=sys.stderr)
+        return EXIT_FAILED
     try:
         try:
             return _run(words)
@@ -104,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("sglang-pic: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (PicError, TraceError) as error:
-        print(f"sglang-pic: error: {error}", file=sys.stderr)
+        print(printable(f"sglang-pic: error: {error}"), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | OptionError) else EXIT_FAILED
     except BrokenPipeError:
         # A socket breaks with the same exception, and that one is a bug worth its traceback.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -15,11 +16,13 @@ from pathlib import Path
 import msgspec
 from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 
-from pic_bench.out_folder import ENVIRONMENT, read_json
+from pic_bench.out_folder import ENVIRONMENT, read_json, without_secrets
 
 PACKAGES = (
     *("sglang", "sglang-pic", "torch", "transformers", "triton", "locust", "fastcdc", "xxhash", "msgspec", "numpy"),
 )
+
+_SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|SALT")
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,8 +62,8 @@ def capture_environment() -> Environment:
     """Read the environment of this process and machine."""
     commit = git_output("rev-parse", "HEAD")
     return Environment(
-        # As typed, with the interpreter's folder left out.
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        # As typed, without the interpreter's folder and secrets.
+        command=shlex.join(without_secrets([Path(sys.argv[0]).name, *sys.argv[1:]])),
         started_at=now(),
         python=platform.python_version(),
         system=platform.platform(),
@@ -72,5 +75,7 @@ def capture_environment() -> Environment:
         versions={name: found for name in PACKAGES if (found := package_version(name)) is not None},
         commit=commit,
         dirty=None if commit is None else bool(git_output("status", "--porcelain", "--untracked-files=no")),
-        variables={k: v for k, v in sorted(os.environ.items()) if k.startswith("SGLANG_")},
+        variables={
+            k: "***" if _SECRET.search(k) else v for k, v in sorted(os.environ.items()) if k.startswith("SGLANG_")
+        },
     )

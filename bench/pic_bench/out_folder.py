@@ -5,10 +5,11 @@ A folder's kind is in its config.json. Files that no run writes are never delete
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -17,6 +18,9 @@ from sglang_pic.errors import BenchError, ConfigError
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 T = TypeVar("T")
+_SECRET = r"(?<![\w-])--(?:[\w-]+-)?(?:api-k\w*|password|secret|cache-salt|(?:auth|access|hf)-token)"
+_GIVEN_SECRET = re.compile(rf"({_SECRET}(?:=|\s+))('[^']*'|\"[^\"]*\"|\S+)")
+_SECRET_NEXT = re.compile(rf"{_SECRET}\s*$")
 
 
 class RunKind(NamedTuple):
@@ -74,7 +78,7 @@ def claim_or_continue(folder: Path, run: RunKind, config: msgspec.Struct, *, res
         claim_folder(folder, run, force=force, flags="--resume or --force")
         return False
     read = read_json(folder / CONFIG, type(config), f"of a {run.word} that this version can read")
-    there, here = (msgspec.to_builtins(found) for found in (read, config))
+    there, here = (_hidden(msgspec.to_builtins(found)) for found in (read, config))
     if differing := [f"{k} is {there[k]!r} there and {here[k]!r} here" for k in there if there[k] != here[k]]:
         raise ConfigError(
             f"--resume: {folder / CONFIG} says another run than this command: {'; '.join(differing)}. Repeat its "
@@ -109,8 +113,8 @@ def read_json(path: Path, kind: type[T], word: str) -> T:
 
 
 def write_json(path: Path, value: msgspec.Struct | Mapping[str, object]) -> None:
-    """Write `value` as indented JSON with a final newline, all of it or nothing."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    """Write `value` as indented JSON with a final newline, all of it or nothing; secrets of server flags are hidden."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(_hidden(msgspec.to_builtins(value))), indent=2) + b"\n")
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -121,6 +125,32 @@ def write_whole(path: Path, data: bytes) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def without_secrets(words: Iterable[str]) -> list[str]:
+    """The words of a command with `***` in the place of keys, passwords, tokens and salts, also of those in a word."""
+    kept: list[str] = []
+    is_secret = False
+    for word in words:
+        if is_secret and word == "--server-arg":
+            kept.append(word)
+        elif is_secret:
+            kept.append("--server-arg=***" if word.startswith("--server-arg=") else "***")
+            is_secret = False
+        else:
+            kept.append(_GIVEN_SECRET.sub(r"\1***", word))
+            is_secret = _SECRET_NEXT.search(word) is not None
+    return kept
+
+
+def _hidden(value: T) -> T:
+    """A value of JSON, its lists of words without secrets."""
+    if isinstance(value, dict):
+        return cast(T, {key: _hidden(each) for key, each in value.items()})
+    if isinstance(value, list):
+        is_text = bool(value) and all(isinstance(each, str) for each in value)
+        return cast(T, without_secrets(value) if is_text else [_hidden(each) for each in value])
+    return value
 
 
 def _read(folder: Path) -> _Config | None:

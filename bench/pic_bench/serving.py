@@ -15,6 +15,7 @@ from pic_traces.replay.client import read_events
 
 from pic_bench.compare.arms import Arm, arm_server
 from pic_bench.compare.server import POST_TIMEOUT_S, Server, request
+from pic_bench.out_folder import without_secrets
 from sglang_pic.errors import BenchError
 
 
@@ -46,7 +47,7 @@ def serving(model: str, arm: Arm, logs: Path, **settings: Any) -> Iterator[Serve
         BenchError: the server does not start, or ends by itself.
     """
     server = arm_server(model, arm, logs / f"{time.time_ns()}-{arm.name}.log", **settings)
-    print(f"starting {arm.name}: {Path(model).name} {' '.join(arm.server_args)}", file=sys.stderr)
+    print(f"starting {arm.name}: {Path(model).name} {' '.join(without_secrets(arm.server_args))}", file=sys.stderr)
     with server, server.watch():
         yield server
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from pic_traces.printable import printable
 from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -222,7 +223,7 @@ def as_text(*parts: RenderableType) -> str:
     with console.capture() as text:
         console.print(*parts, sep="\n")
     # Cells are filled up with spaces, also at the ends of lines.
-    return "\n".join(line.rstrip() for line in text.get().splitlines())
+    return "\n".join(printable(line).rstrip() for line in text.get().split("\n")).rstrip("\n")
 
 
 def _headline(total: Counts) -> list[str]:

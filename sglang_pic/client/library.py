@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +39,8 @@ class Library:
     """The skills that were compiled and not dropped, by name, oldest first.
 
     Args:
-        path: the file that keeps them; it is written at each change, and need not be there yet.
+        path: the file that keeps them; it is written at each change, and need not be there yet. Programs may share it:
+            a change takes in what others have written, under a lock (a file beside it; not on Windows).
 
     Raises:
         ConfigError: the file is there and is no library.
@@ -46,12 +49,7 @@ class Library:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._skills: dict[str, CompiledSkill] = {}
-        if path is not None and path.exists():
-            try:
-                found = msgspec.json.decode(path.read_bytes(), type=_File)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"{path}: not a library of skills ({error}); name another file.") from error
-            self._skills = {skill.receipt.name: skill for skill in found.skills}
+        self._read()
 
     def skills(self) -> tuple[CompiledSkill, ...]:
         """All of them."""
@@ -59,14 +57,39 @@ class Library:
 
     def add(self, skill: CompiledSkill) -> None:
         """Keep a skill; it replaces the skill of the same name."""
-        self._skills.pop(skill.receipt.name, None)
-        self._skills[skill.receipt.name] = skill
-        self._write()
+        with self._changing():
+            self._skills.pop(skill.receipt.name, None)
+            self._skills[skill.receipt.name] = skill
 
     def remove(self, name: str) -> None:
         """Forget a skill, if it is there."""
-        if self._skills.pop(name, None) is not None:
-            self._write()
+        with self._changing():
+            self._skills.pop(name, None)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        if self._path is None:
+            yield
+            return
+        with self._path.with_name(f".{self._path.name}.lock").open("wb") as lock:
+            with suppress(ImportError):
+                import fcntl
+
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            self._read()
+            before = self.skills()
+            yield
+            if self.skills() != before:
+                self._write()
+
+    def _read(self) -> None:
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            found = msgspec.json.decode(self._path.read_bytes(), type=_File)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{self._path}: not a library of skills ({error}); name another file.") from error
+        self._skills = {skill.receipt.name: skill for skill in found.skills}
 
     def _write(self) -> None:
         if self._path is not None:

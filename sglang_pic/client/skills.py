@@ -83,7 +83,7 @@ class _Client(Generic[_Http]):
         answer = yield _Call("GET", "/server_info")
         try:
             info = msgspec.json.decode(answer, type=_ServerInfo)
-        except msgspec.ValidationError as error:
+        except msgspec.DecodeError as error:
             raise ServerError(
                 f"{self._url}/server_info shows no pins ({error}): start the server with --radix-cache-backend pic."
             ) from error
@@ -112,7 +112,9 @@ class _Client(Generic[_Http]):
     def _checked(self, call: _Call, answer: httpx.Response) -> bytes:
         if answer.is_success:
             return answer.content
-        raise ServerError(f"{call.method} {self._url}{call.path}: HTTP {answer.status_code}: {answer.text[:1000]}")
+        is_page = "html" in answer.headers.get("content-type", "")
+        said = "a web page; is this SGLang's address?" if is_page else answer.text[:1000]
+        raise ServerError(f"{call.method} {self._url}{call.path}: HTTP {answer.status_code}: {said}")
 
     def _unreachable(self, call: _Call, error: Exception) -> ServerError:
         return ServerError(f"{call.method} {self._url}{call.path}: {error or type(error).__name__}; is the server up?")

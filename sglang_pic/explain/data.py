@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
+from pic_traces.source import short_name
 
 from sglang_pic.census.outcome import ChangedField, Outcome, RunSpan
 from sglang_pic.core import intersect_spans
@@ -227,7 +228,7 @@ class PayloadBuilder:
         return Payload(
             encoder=encoder,
             is_exact=is_exact,
-            files=list(self._files),
+            files=[short_name(file) for file in self._files],
             sessions=[SessionRow(file=file, name=name) for file, name in self._sessions],
             agents=list(self._agents),
             causes=[

@@ -254,6 +254,13 @@ def test_a_library_lets_another_process_ensure(server: Server, tmp_path: Path) -
     server.skills(library=library).drop("a")
     server.pins.clear()
     assert server.skills(library=library).ensure() == ()
+    here, there = (server.skills(library=library) for _ in range(2))
+    here.compile("a", "one", behind="system")
+    there.compile("b", "two", behind="system")
+    kept = json.loads(library.read_text())["skills"]
+    assert [skill["receipt"]["name"] for skill in kept] == ["a", "b"], "two programs lose nothing of each other"
+    with pytest.raises(ConfigError, match=r"not a library of skills .*directory"):
+        server.skills(library=tmp_path)
     library.write_text('{"skills": 3}')
     with pytest.raises(ConfigError, match=r"skills\.json: not a library"):
         server.skills(library=library)
@@ -282,6 +289,11 @@ def test_what_goes_wrong_is_one_error(server: Server) -> None:
 
     with pytest.raises(ServerError, match="GET http://server:30000/server_info: refused; is the server up"):
         connect(dead).list()
+    page = {"content-type": "text/html"}
+    with pytest.raises(ServerError, match=r"HTTP 404: a web page; is this SGLang's address\?$"):
+        connect(lambda _: httpx.Response(404, text="<!doctype html>", headers=page)).list()
+    with pytest.raises(ServerError, match="shows no pins"):
+        connect(lambda _: httpx.Response(200, text="<!doctype html>", headers=page)).list()
     for info in ({"internal_states": [{}]}, {"internal_states": [{"pic": {"audit": {}}}]}, {}):
         with pytest.raises(ServerError, match="start the server with --radix-cache-backend pic"):
             connect(lambda _, info=info: httpx.Response(200, json=info)).list()

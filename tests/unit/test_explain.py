@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import zlib
 from pathlib import Path
@@ -131,6 +132,29 @@ def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "A clock or a date" in lines[3], "worst first"
     assert lines[-1].startswith(f"page: {out} (")
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_terminals_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = "The quick brown fox jumps over the lazy dog. " * 100
+    calls = [[{"role": "system", "content": f"\x1b]0;evil\x07 \x9b2J {n} {shared}"}] for n in range(3)]
+    log = tmp_path / "secret-folder" / "log.jsonl"
+    log.parent.mkdir()
+    log.write_text("".join(json.dumps({"messages": call}) + "\n" for call in calls))
+    out = tmp_path / "page.html"
+    assert main(["explain", str(log), "--out", str(out)]) == 0
+    (tmp_path / "bad\x1b.jsonl").write_text("{")
+    assert main(["census", str(tmp_path / "bad\x1b.jsonl")]) == 1
+    printed = "".join(capsys.readouterr())
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
+    assert printed.count("\\x1b") >= 2
+    assert "secret-folder" not in html_payload(out)
+    assert main(["explain", str(log), "--out", "/proc/x.html"]) == 2
+
+
+def html_payload(page: Path) -> str:
+    packed = re.search(r'id="payload">([^<]+)<', page.read_text())
+    assert packed is not None
+    return zlib.decompress(base64.b64decode(packed[1])).decode()
 
 
 def test_limits_and_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

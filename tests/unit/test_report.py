@@ -9,6 +9,7 @@ import gzip
 import json
 import re
 import shutil
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
@@ -124,6 +125,45 @@ def report(folder: Path, *arms: str, name: str = "a trace") -> Run:
     (folder / "summary.json").write_text(json.dumps(summary))
     (run,) = write_all(folder)
     return run
+
+
+def test_text_of_logs_makes_no_link_and_no_markup(tmp_path: Path) -> None:
+    evil = "x\r\n\r\n![p](http://evil/a.png) [l](http://evil) <s>\x1b[2J\n\n[r]: http://evil\n\n![r][r]"
+    shutil.copytree(SAMPLE, tmp_path, dirs_exist_ok=True)
+    for arm in ("stock", "pic"):
+        (packed,) = (tmp_path / "arms" / arm).glob("requests.jsonl.gz")
+        records = [json.loads(line) for line in gzip.decompress(packed.read_bytes()).splitlines()]
+        text = "\n".join(json.dumps({**each, "session_id": evil + each["session_id"]}) for each in records)
+        packed.write_bytes(gzip.compress(text.encode() + b"\n"))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary["trace"]["name"] = evil
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    write_all(tmp_path)
+    text = (tmp_path / "report.html").read_text("utf8")
+    assert text.count("evil") > 2
+    assert not re.search("<(img|s>|a )", text)
+    assert """Content-Security-Policy" content="default-src 'none'""" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", "hush"],
+        ["--api-key=hush", "x"],
+        ["--server-arg", "--admin-api-key hush --tp 2"],
+        ["--server-arg=--api-key=hush"],
+        ["--server-arg=--api-key", "--server-arg=hush"],
+        ["--server-arg", "--ssl-keyfile-password 'hush hush'"],
+    ],
+)
+def test_secrets_of_servers_reach_no_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "config.json", {"server_args": words, "in": [{"of": words}], "kept": ["--max-tokens", "5"]})
+    monkeypatch.setattr(sys, "argv", ["sglang-pic", "compare", *words])
+    monkeypatch.setenv("SGLANG_API_KEY", "hush")
+    write_json(tmp_path / "environment.json", capture_environment())
+    text = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "hush" not in text
+    assert all(kept in text for kept in ("--max-tokens", '"5"', "***", words[0].partition("=")[0]))
 
 
 def test_page_and_drawing_are_self_contained_and_well_formed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pic_traces
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pic_traces import Call, CallSpec, Message, Session, limit, load
+from pic_traces import Call, CallSpec, Message, Session, limit, lines, load
 from pic_traces.clock import set_clocks
 from pic_traces.data.choose import MAX_PROMPT_TOKENS, MAX_SESSION_TOKENS, MIN_CALLS, choose
 from pic_traces.encode import load_encoder
@@ -143,6 +143,15 @@ def test_files_that_are_refused_at_once_and_one_that_is_cut_off(tmp_path: Path) 
     for path in (cut, cut.parent):
         with pytest.raises(TraceError, match=r"cut\.json\.gz.*cannot be read"):
             list(load(path))
+
+
+@pytest.mark.parametrize("name", ["t.jsonl.gz", "t.json.gz"])
+def test_what_unpacks_to_too_much_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(lines, "_MAX_JSON_BYTES", 1 << 20)
+    path = write(tmp_path / name, {**GOOD, "note": "x" * (1 << 20)})
+    with pytest.raises(TraceError, match=rf"{name}.*more than 1 MiB.*, unpacked; (split|write)"):
+        list(load(path))
 
 
 def test_a_folder_is_one_log_in_the_order_of_its_paths(tmp_path: Path) -> None:

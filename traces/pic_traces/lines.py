@@ -19,6 +19,10 @@ LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
 JSON_SUFFIXES = (".json", ".json.gz")
 """Names of files with one JSON object, or a list of them, over as many lines as they take."""
 
+_MAX_LINE_BYTES = 1 << 26
+# A file that is one JSON text is decoded as a whole, which takes several times its size.
+_MAX_JSON_BYTES = 1 << 29
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # msgspec gives up on JSON that is nested hundreds of levels deep.
@@ -57,7 +61,11 @@ def read_objects(path: Path) -> Iterator[Line]:
     if not path.name.endswith(JSON_SUFFIXES):
         return _read_lines(path)
     with _readable(path), _open(path) as file:
-        raw = file.read().removeprefix(_BYTE_ORDER_MARK)
+        raw = file.read(_MAX_JSON_BYTES + 1).removeprefix(_BYTE_ORDER_MARK)
+    if len(raw) > _MAX_JSON_BYTES:
+        raise TraceError(
+            f"{path}: more than {_MAX_JSON_BYTES >> 20} MiB of JSON, unpacked; write one object a line, as .jsonl"
+        )
     if not raw.strip():
         return iter(())
     try:
@@ -83,7 +91,12 @@ def _read_lines(path: Path) -> Iterator[Line]:
     number = 0
     try:
         with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), start=1):
+                if len(raw) > _MAX_LINE_BYTES:
+                    raise TraceError(
+                        f"{path}:{number}: a line of more than {_MAX_LINE_BYTES >> 20} MiB, unpacked; split the "
+                        "session, or put each call on a line of its own"
+                    )
                 if raw.strip():
                     yield _line(path, number, raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw)
     except (OSError, EOFError, zlib.error) as error:

@@ -15,6 +15,7 @@ import numpy as np
 from pic_traces.records import ReplaySummary, RequestRecord, Status
 
 from pic_bench.compare.summary import ArmKind, ArmSummary, Bucket, Figures, Kl, Measured, Paired, Summary
+from pic_bench.out_folder import without_secrets
 from pic_bench.report.stats import common_len, median, merge_tokens, ratio, top_k_kl
 
 BUCKET_EDGES = (0, 1, 256, 1000, 4000)
@@ -138,7 +139,7 @@ def summarize_arm(
         **totals,
         kind=kind,
         ready_s=ready_s,
-        server_args=list(server_args),
+        server_args=without_secrets(server_args),
         skipped_reasons=dict(Counter(reasons).most_common()),
         errors=dict(Counter(_one_line(r.error or r.status.value) for r in failed).most_common()),
         pic_counters=pic_counters,

@@ -25,6 +25,7 @@ import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from pic_bench.out_folder import without_secrets
 from sglang_pic.errors import BenchError
 
 HEALTH_POLL_S = 0.25
@@ -242,13 +243,15 @@ class Server:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in {**os.environ, **(self.env or {})}.items() if value is not None}
         with self.log_path.open("wb", buffering=0) as log:
-            log.write(f"$ {shlex.join(self.command)}\n".encode())
+            log.write(f"$ {shlex.join(without_secrets(self.command))}\n".encode())
             try:
                 self._process = subprocess.Popen(
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
                 )
             except OSError as error:
-                raise BenchError(f"cannot start the server ({error}). Command: {shlex.join(self.command)}") from error
+                raise BenchError(
+                    f"cannot start the server ({error}). Command: {shlex.join(without_secrets(self.command))}"
+                ) from error
 
     def _wait_healthy(self) -> None:
         assert self._process is not None

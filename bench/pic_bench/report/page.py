@@ -94,13 +94,16 @@ def _table(table: Table) -> Markup:
 
 
 def _escaped(value: object) -> str:
-    """Text that Markdown shows as it is; `|` is for tables to escape."""
-    return value if isinstance(value, Markup) else re.sub(r"([*`\\])", r"\\\1", str(value)).replace("<", "&lt;")
+    """Text that Markdown shows as it is, on one line and without links; `|` is for tables to escape."""
+    if isinstance(value, Markup):
+        return value
+    line = re.sub(r"\s*[\r\n]\s*", " ", str(value))
+    return re.sub(r"([*`\\]|\](?=[(\[:]))", r"\\\1", line).replace("<", "&lt;")
 
 
 def _flat(text: str) -> Markup:
     """Escaped text on one line, for HTML within Markdown: an empty line would end the HTML."""
-    return Markup(escape(text).replace("\n", "&#10;"))
+    return Markup(escape(text).replace("\r", "&#13;").replace("\n", "&#10;"))
 
 
 def _fenced(text: str) -> Markup:
