@@ -20,7 +20,7 @@ WIRE_VERSION: Final = 1
 MAX_NAMES: Final = 16_384
 """Most names in one message, held and gone together: 128 KiB."""
 
-HEARTBEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 0.8
 """A server that has nothing to tell sends an empty message so often."""
 
 SILENT_S: Final = 5 * HEARTBEAT_S

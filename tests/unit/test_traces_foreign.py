@@ -177,4 +177,6 @@ def test_the_verb_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(set(json.loads(line)) == {"metadata", "metrics", "error"} for line in out.read_text().splitlines())
     assert main(["export", "sample:agents", "--to", "mooncake", "--out", str(out)]) == 2
     assert main(["export", "sample:agents", "--to", "aiperf", "--out", str(tmp_path / "other")]) == 2
+    few = ["--limit-sessions", "-3", "--out", str(tmp_path / "few")]
+    assert main(["export", "sample:agents", "--to", "mooncake", *few]) == 2
     assert "no folder" in capsys.readouterr().err

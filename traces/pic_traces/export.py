@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.out.exists():
         raise OptionError(f"--out={str(args.out)!r}: exists; name another file.")
+    if args.limit_sessions is not None and args.limit_sessions < 1:
+        raise OptionError(f"--limit-sessions={args.limit_sessions}: must be 1 or more; leave it out for all sessions.")
     if args.to == "aiperf":
         if not Path(args.source).is_dir():
             raise OptionError(f"--to aiperf: {args.source!r} is no folder; give a run's with requests.jsonl.")
