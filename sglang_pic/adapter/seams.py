@@ -80,6 +80,7 @@ class ScheduleBatch(Protocol):
 
     forward_mode: Any  # `is_extend_without_speculative()` and `is_extend()`, as a mixed batch is too
     reqs: Sequence[Req]
+    multimodal_inputs: Sequence[object] | None
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
     extend_logprob_start_lens: Sequence[int]  # tokens of the extend before the first wanted logprob, or all

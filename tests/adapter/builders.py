@@ -88,6 +88,7 @@ def scheduled(reqs: Sequence[Any], lens: Sequence[int], **fields: Any) -> Any:
     """The scheduler's batch of whole prompts of these lengths."""
     mode = SimpleNamespace(is_extend=lambda: True, is_extend_without_speculative=lambda: True)
     plain = {"prefix_lens": [0] * len(lens), "extend_lens": lens, "extend_num_tokens": sum(lens)}
+    fields = {"multimodal_inputs": None, "batch_size": lambda: len(reqs), **fields}
     return SimpleNamespace(reqs=reqs, forward_mode=mode, **{**plain, "extend_logprob_start_lens": lens, **fields})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import sglang.srt.runtime_context
 import sglang.srt.utils.common
 import torch
 from sglang.srt.configs import update_config
+from sglang.srt.model_executor import cuda_graph_config
 
 from sglang_pic.adapter.probe import gathered
 from sglang_pic.adapter.serve import dp_attention, forward
@@ -29,7 +31,7 @@ class Rank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows = torch.arange(200)
-        self.path = ForwardPath(SimpleNamespace(splice=self._splice))  # type: ignore[arg-type]
+        self.path = ForwardPath(SimpleNamespace(splice=self._splice, view=SimpleNamespace(kind=None)))  # type: ignore[arg-type]
         self.path.recover = self._recover
         self.faults = Faults(shares_passes=True)
         self.fails, self.told, self.recovered = False, list[int](), list[tuple[Fallback, bool]]()
@@ -38,7 +40,8 @@ class Rank:
             dp_attention.install(self.path)
         self.tell, self.vote = hooks.values()
         table = SimpleNamespace(req_to_token=torch.arange(200).reshape(2, 100))
-        self.runner: Any = SimpleNamespace(req_to_token_pool=table)
+        self.runner: Any = SimpleNamespace(req_to_token_pool=table, prefill_cuda_graph_runner=None)
+        self.judged: list[tuple[int, list[int]]] = []
 
     def _splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor, _: None) -> None:
         if self.fails:
@@ -49,6 +52,11 @@ class Rank:
         assert is_admitted
         self.recovered.append((reason, in_pass))
         self.faults.note(reason, error, in_pass=in_pass)
+
+    def _judge(self, *, local_batch: Any) -> bool:
+        if local_batch is not None:
+            self.judged.append((local_batch.batch_size(), local_batch.prefix_lens))
+        return True
 
     def batch(self, *, plans: bool) -> Any:
         """A batch of two requests, the first of them with a plan."""
@@ -63,7 +71,7 @@ class Rank:
 
         def original(_: Any, local: Any) -> Any:
             self.told.append(0 if local is None else local.extend_num_tokens)
-            self.votes = self.vote(lambda **_: True, local_batch=local)
+            self.votes = self.vote(self._judge, local_batch=local)
             return local
 
         assert self.tell(original, adapter, batch) is batch
@@ -84,7 +92,32 @@ def test_a_rank_tells_what_it_computes(rank: Rank) -> None:
     planned = getattr(made, forward._ATTRIBUTE)
     assert planned.is_told
     assert sum(planned.gap.computed_lens) == rank.told[0]
-    assert not rank.path.narrows(batch)
+    assert rank.path.ahead(batch) is None
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_rank_votes_with_what_its_narrowed_batch_can_replay(
+    rank: Rank, replays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks keep their graphs, and this one replays its own then: a vote binds all."""
+    monkeypatch.setattr(forward, "replays_gaps", lambda _, n, **__: replays and n == 3)
+    batch = rank.batch(plans=True)
+    rank.sync(batch)
+    assert (rank.votes, rank.judged) == (replays, [(3, [0, 20, 0])] if replays else [])
+    assert (batch.batch_size(), batch.prefix_lens) == (2, [0, 0]), "SGLang goes on with the whole batch"
+    rank.path._prepare(made := SimpleNamespace(mm_inputs=None), object, batch, rank.runner)  # type: ignore[arg-type]
+    monkeypatch.setattr(GapBatch, "narrowed", lambda *_: nullcontext())
+    seen: list[object] = []
+    rank.runner.prefill_cuda_graph_runner, rank.runner.attn_backend = "captured", None
+    rank.path._forward(lambda runner, _: seen.append(runner.prefill_cuda_graph_runner), rank.runner, made)  # type: ignore[arg-type]
+    assert seen == ["captured" if replays else None]
+
+
+def test_a_rank_with_a_draft_votes_against_graphs(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "replays_gaps", lambda *_, **__: True)
+    rank.path._draft_splicers = (rank.path.splicer,)
+    rank.sync(rank.batch(plans=True))
+    assert not rank.votes
 
 
 def test_a_rank_without_splices_tells_what_sglang_counts(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +159,11 @@ def test_what_fails_afterwards_ends_the_server(rank: Rank, monkeypatch: pytest.M
     assert rank.recovered == [(Fallback.FAULT_GAPS, True)]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_pass_without_a_request_is_the_same_on_all_ranks(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("num_ranks", "graphs"), [(1, "breakable"), (2, "full"), (2, "disabled")])
+def test_a_pass_without_a_request_is_the_same_on_all_ranks(
+    num_ranks: int, graphs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graph_config, "check_cuda_graph_backend", lambda _, backend: backend == graphs)
     parallel = SimpleNamespace(num_dp_ranks=num_ranks)
     monkeypatch.setattr(gathered, "gathers", lambda: True)
     monkeypatch.setattr(sglang.srt.runtime_context, "get_parallel", lambda: parallel)
@@ -137,6 +173,7 @@ def test_a_pass_without_a_request_is_the_same_on_all_ranks(num_ranks: int, monke
     assert batch.global_num_tokens_cpu == batch.global_num_tokens_gpu.tolist() == [7] * num_ranks
     assert batch.global_num_tokens_for_logprob_cpu == [3] * num_ranks
     assert batch.is_extend_in_batch
+    assert batch.can_run_dp_prefill_cuda_graph == (graphs != "disabled"), "what a pass of the server would be told"
 
 
 @pytest.mark.parametrize(("shares", "num_heads"), [(True, 10), (False, 9)])

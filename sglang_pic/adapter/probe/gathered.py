@@ -23,6 +23,7 @@ def tell_alike(forward_batch: ForwardBatch, num_tokens: int) -> None:
     """
     if not gathers():
         return
+    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
     from sglang.srt.runtime_context import get_parallel
     from sglang.srt.utils.common import require_mlp_tp_gather
 
@@ -38,3 +39,6 @@ def tell_alike(forward_batch: ForwardBatch, num_tokens: int) -> None:
     # The logits are those of each sequence's last token.
     batch.global_num_tokens_for_logprob_cpu, batch.global_num_tokens_for_logprob_gpu = alike(batch.batch_size)
     batch.is_extend_in_batch = True
+    # As ranks vote whose graphs can take a pass; whether they can take this one SGLang asks again.
+    graphs = (Backend.BREAKABLE, Backend.FULL)
+    batch.can_run_dp_prefill_cuda_graph = any(check_cuda_graph_backend(Phase.PREFILL, graph) for graph in graphs)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +47,13 @@ def install(path: ForwardPath) -> None:
             local_batch.extend_num_tokens = whole
 
     def vote(original: Callable[..., bool], *, local_batch: ScheduleBatch | None, **options: Any) -> bool:
-        # NOTE: SGLang votes by requests, but whether a graph can be replayed depends on the narrowed batch's sequences.
-        return not path.narrows(local_batch) and original(local_batch=local_batch, **options)
+        ahead = None if local_batch is None else path.ahead(local_batch)
+        if ahead is None or ahead.gap is None:
+            return original(local_batch=local_batch, **options)
+        # NOTE: a rank that votes for the graph has to replay it, so SGLang judges the sequences that its pass sees.
+        narrowed: Any = copy(local_batch)
+        narrowed.prefix_lens, narrowed.batch_size = ahead.gap.prefix_lens, partial(len, ahead.gap.owners)
+        return ahead.replays and original(local_batch=narrowed, **options)
 
     hook("around", f"{_MODULE}.SchedulerDPAttnAdapter.prepare_mlp_sync_batch", tell_gaps)
     hook("around", f"{_MODULE}._local_prefill_cuda_graph_vote", vote)

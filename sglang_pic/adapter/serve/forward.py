@@ -72,6 +72,8 @@ class _Pass(NamedTuple):
     """The requests that have a splice."""
     is_told: bool = False
     """Whether the rows are moved, and the other ranks know how many tokens the gaps have."""
+    replays: bool = False
+    """Whether this rank has voted for its captured graph."""
     of_draft: bool = False
     """Whether this is the draft model's pass, whose rows are in place already."""
 
@@ -145,12 +147,20 @@ class ForwardPath:
         except Exception as error:
             self._give_up(planned.spliced, Fallback.FAULT_SPLICE, error)
             return None
-        self._ahead = batch, planned._replace(is_told=True)
+        # What a draft's graph captured of hidden states is not tested, and ranks replay theirs by the same vote.
+        replays = not self._draft_splicers and self._replays(gap, model_runner, batch.multimodal_inputs)
+        self._ahead = batch, planned._replace(is_told=True, replays=replays)
         return sum(gap.computed_lens)
 
-    def narrows(self, batch: ScheduleBatch | None) -> bool:
-        """Whether `splice_ahead` has narrowed this batch."""
-        return self._ahead is not None and self._ahead[0] is batch
+    def ahead(self, batch: ScheduleBatch) -> _Pass | None:
+        """What `splice_ahead` made of this batch, if it has narrowed it."""
+        return self._ahead[1] if self._ahead is not None and self._ahead[0] is batch else None
+
+    def _replays(self, gap: GapBatch, runner: ModelRunner, media: Sequence[object] | None) -> bool:
+        """Whether captured graphs may compute a gap batch of the target model."""
+        has_media = any(each is not None for each in media or ())
+        is_latent = self.splicer.view.kind is PoolKind.MLA
+        return not has_media and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
 
     def _take_plans(self, batch: ScheduleBatch, model_runner: ModelRunner) -> _Pass:
         """The gap batch of the plans that a batch's requests have, if any."""
@@ -209,11 +219,8 @@ class ForwardPath:
                 if not is_moved:
                     self.move_rows(gap)
                 reason = Fallback.FAULT_GAPS
-                is_latent = self.splicer.view.kind is PoolKind.MLA
-                # Ranks replay graphs together or not at all, and this one has voted against. What a draft's graph
-                # captured of hidden states is not tested.
-                has_media = any(each is not None for each in batch.mm_inputs or ())
-                replays = not (is_moved or has_media) and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
+                # Ranks replay graphs together or not at all.
+                replays = planned.replays if is_moved else self._replays(gap, runner, batch.mm_inputs)
                 stack.enter_context(_prefill_path(runner, replays=replays))
                 stack.enter_context(gap.narrowed(batch, runner))
                 self._running = gap
