@@ -47,7 +47,7 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cost_gate: Literal["auto", "off"] | CostModel = "auto"
     """How a run's saving is weighed: `"auto"` measures this machine and model at start-up, `"off"` takes every run of
     `core.min_run_tokens` and more, `{"computed_token_us": .., "spliced_token_us": .., "gap_us": ..}` gives the costs
-    (with `"gap_context_us"`, `"request_us"`, `"floor_us"` and `"gap_floor_us"` where they are not 0)."""
+    (and `"gap_context_us"`, `"gap_token_us"`, `"request_us"`, `"floor_us"`, `"gap_floor_us"` where they are not 0)."""
     self_test: Literal["warn", "off", "refuse"] = "warn"
     """What happens at start-up if the model does not take splices of built-in prompts: `"warn"` logs it, `"refuse"`
     stops the server, `"off"` does not test. A wrong splice stops the server whatever is set: rows and a gap batch are

@@ -62,6 +62,9 @@ class Stopwatch(Protocol):
     def splice(self, num_rows: int) -> Timing:
         """A copy of `num_rows` rows."""
 
+    def gap(self, num_tokens: int) -> Timing:
+        """A pass with a gap of `num_tokens` and a run, and what goes on around it."""
+
     def gaps(self, num_gaps: int, context_len: int) -> GapTimings:
         """Passes with one gap and with `num_gaps` after `context_len` tokens, on the way of gap batches."""
 
@@ -88,6 +91,7 @@ def learn_costs(stopwatch: Stopwatch, *, max_tokens: int, max_rows: int, max_gap
         spliced_token_us=_token_cost(rows),
         gap_us=max(0.0, many.us - one.us) / (num_gaps - 1),
         gap_context_us=_context_cost(stopwatch, near, num_gaps, max_context) / (num_gaps - 1),
+        gap_token_us=_gap_token_cost(stopwatch, passes, near, max_context) * computed_token_us,
         request_us=around.us,
         floor_us=floor_us,
         gap_floor_us=max(floor_us, one.us - around.us - few * computed_token_us),
@@ -122,6 +126,21 @@ def _time_passes(stopwatch: Stopwatch, max_tokens: int) -> list[tuple[int, Timin
         num_tokens = min(passes[-1][0] * _GROWTH, most)
         passes.append((num_tokens, stopwatch.prefill(num_tokens)))
     return passes
+
+
+def _gap_token_cost(
+    stopwatch: Stopwatch, passes: Sequence[tuple[int, Timing]], near: GapTimings, max_tokens: int
+) -> float:
+    """How many times as long a long pass takes if it has a gap; 0 where that is not clearly more."""
+    fitting = [(n, timing) for n, timing in passes[1:] if n <= max_tokens and timing.us < _LONG_ENOUGH_US]
+    if not fitting:
+        return 0.0
+    num_tokens, without = fitting[-1]
+    within = stopwatch.gap(num_tokens)
+    within = within._replace(us=within.us - near.around.us)
+    # A pass as long as the shortest one with gaps waits for launches.
+    is_longer = within.exceeds(without) and within.exceeds(near.one)
+    return within.us / without.us if is_longer else 0.0
 
 
 def _context_cost(stopwatch: Stopwatch, near: GapTimings, num_gaps: int, max_context: int) -> float:

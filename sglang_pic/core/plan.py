@@ -80,6 +80,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A gap more in a pass, with nothing before it."""
     gap_context_us: float = 0.0
     """What it takes more for each token before it, which its attention reads again."""
+    gap_token_us: float = 0.0
+    """A computed token where there are many and any has gaps, if that is more: with MLA the whole pass is absorbed."""
     request_us: float = 0.0
     """Laying out a pass with gaps and starting its copy, whatever it computes."""
     floor_us: float = 0.0
@@ -112,7 +114,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """
         least = num_before + num_computed
         whole = max(self.floor_us, self.computed_token_us * (least + num_spliced))
-        rest = max(self.floor_us, self.gap_floor_us, self.computed_token_us * least)
+        rest = max(self.floor_us, self.gap_floor_us, max(self.computed_token_us, self.gap_token_us) * least)
         moved_us = num_spliced * self.spliced_token_us + num_fetched * self.fetched_token_us
         gaps_us = len(gap_starts) * self.gap_us + sum(gap_starts) * self.gap_context_us
         return whole - rest - moved_us - gaps_us - self.request_us

@@ -8,7 +8,8 @@ the way that spliced requests take; and the work of a splice around its pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,6 +119,20 @@ class _Stopwatch:
         gap = FEW_TOKENS // num_gaps
         starts = [context_len + gap + (gap + _RUN) * i for i in range(num_runs)]
         many = Plan(prefix_len=context_len, end=end, runs=tuple(_run(start, start + _RUN) for start in starts))
+        with self._passes(context_len, total) as (compute, prepare):
+            around = self._time(lambda: prepare(one))
+            return GapTimings(self._time(lambda: compute(one)), self._time(lambda: compute(many)), around)
+
+    def gap(self, num_tokens: int) -> Timing:
+        """On the way of spliced requests."""
+        plan = Plan(prefix_len=0, end=_RUN + num_tokens, runs=(_run(0, _RUN),))
+        with self._passes(0, plan.end) as (compute, _):
+            return self._time(lambda: compute(plan))
+
+    @contextmanager
+    def _passes(self, context_len: int, total: int) -> Iterator[tuple[Callable[[Plan], None], Callable[[Plan], None]]]:
+        """What computes a plan of `total` tokens after a context, and what does all of it but the pass."""
+        end = context_len + total
         row = self.runner.req_to_token_pool.req_to_token[PADDING_ROW]
         input_ids = different_tokens(self.runner, total, self.splicer.view.device)
         with borrow_slots(self.splicer.view, 2, end, row) as (donor, target):
@@ -144,13 +159,13 @@ class _Stopwatch:
 
             made = make_batch()
 
-            def prepare() -> None:
-                layout = lay_out(one)
+            def prepare(plan: Plan) -> None:
+                layout = lay_out(plan)
                 self.splicer.splice(layout.splice.src, layout.splice.dst, layout.splice.shifts)
                 with layout.narrowed(made, self.runner):
                     pass
 
-            return GapTimings(self._time(lambda: compute(one)), self._time(lambda: compute(many)), self._time(prepare))
+            yield compute, prepare
 
     def _time(self, run: Callable[[], object]) -> Timing:
         return _time(run, self.splicer.view.device, self.tp_group, self.clock)
