@@ -39,6 +39,18 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Everything an operator can set."""
 
     core: CoreConfig = msgspec.field(default_factory=CoreConfig)
+    mode: Literal["auto", "off"] = "auto"
+    """How requests are served that name no mode."""
+    opt_in: tuple[str, ...] = ()
+    """Extra keys and salts whose requests are spliced unless they ask for `"off"`, whatever `mode` and `share` say."""
+    opt_out: tuple[str, ...] = ()
+    """Extra keys and salts whose requests are served with mode `"off"`, whatever they ask for."""
+    share: Annotated[float, Range(0, 1)] = 1.0
+    """Share of the sessions, by a hash of their names, of which requests that name no mode are spliced. `session_id`,
+    else the header `x-smg-routing-key`, else `extra_key` and `cache_salt` name a session; below 1 requests without any
+    are not among them."""
+    require_salt: bool = False
+    """Serve requests that bring no `cache_salt` with mode `"off"`, whatever they ask for."""
     max_gaps: Annotated[int, Range(1, 4096)] = 32
     """Most gaps of one request; a batch never has more than the attention backend has room for."""
     # Each one is a path that is matched in the radix tree again. A conversation behind a clock is one run a turn.

@@ -24,7 +24,7 @@ from sglang_pic import outcomes
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.heal import metrics as heal_metrics
 from sglang_pic.adapter.metrics import Metric
-from sglang_pic.adapter.serve import accounting, faults, pins, store, telling
+from sglang_pic.adapter.serve import accounting, faults, modes, pins, store, telling
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import metrics as startup_metrics
@@ -40,6 +40,7 @@ _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 METRICS: Final = (
     *accounting.METRICS,
     *faults.METRICS,
+    *modes.METRICS,
     *pins.METRICS,
     *store.METRICS,
     *telling.METRICS,

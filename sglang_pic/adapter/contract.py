@@ -51,6 +51,9 @@ _TABLES: Final = {
 FRONT: Final = _TABLES["front"]
 """What every process with the plugin relies on, whatever the server's backend."""
 
+HTTP: Final = _TABLES["http"]
+"""What processes with an HTTP server rely on."""
+
 
 def _of(seams: Mapping[type, str]) -> Iterator[Symbol]:
     return (Symbol(path, (), members(seam), "members that are read or written") for seam, path in seams.items())
@@ -62,7 +65,7 @@ CONTRACT: Final = (*FRONT, *_TABLES["symbols"], *_of(SEAMS))
 FEATURES: Final = {
     name: (*symbols, *_of(FEATURE_SEAMS.get(name, {})))
     for name, symbols in _TABLES.items()
-    if name not in ("front", "symbols")
+    if name not in ("front", "http", "symbols")
 }
 """By feature, what only servers with it rely on; `support.py` finds which those are."""
 

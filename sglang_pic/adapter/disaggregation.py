@@ -24,6 +24,7 @@ from sglang_pic.adapter.namespace import OFF_LANE
 from sglang_pic.adapter.seams import BuildContext, Req
 from sglang_pic.adapter.serve import scheduler
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ReusePolicy
@@ -39,26 +40,26 @@ def install_sender() -> None:
     hook("after", "disaggregation.utils.MetadataBuffers.set_buf", _send_counts)
 
 
-def create_decode_cache(ctx: BuildContext, policy: ReusePolicy, mode: Mode) -> Any:
+def create_decode_cache(ctx: BuildContext, policy: ReusePolicy, modes: Modes) -> Any:
     """SGLang's own cache for a decode server, whose requests get their keys from `install_receiver`."""
-    install_receiver(policy, mode)
+    install_receiver(policy, modes)
     apply_hooks()
     logger.info("sglang_pic: a decode server computes no prompts: nothing is spliced here, and namespaces are kept")
     return default_radix_cache_factory(ctx)
 
 
-def install_receiver(policy: ReusePolicy, mode: Mode) -> None:
+def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
     """Register the hooks of a decode server; SGLang applies them when its registry is applied.
 
     Args:
         policy: the server's reuse policy, as on the prefill server, so that lanes are the same.
-        mode: the mode of requests that name none, as on the prefill server.
+        modes: how requests may be served, as on the prefill server.
     """
     auditor = Auditor()
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         try:
-            scheduler.receive(req, auditor, policy, mode=mode)
+            scheduler.receive(req, auditor, policy, modes)
         except Exception:
             logger.exception("sglang_pic: request %s is kept apart from spliced rows", req.rid)
             scheduler.serve_apart(req)
@@ -66,6 +67,7 @@ def install_receiver(policy: ReusePolicy, mode: Mode) -> None:
     hook("after", "managers.schedule_batch.Req.__init__", on_request)
     hook("after", "managers.schedule_batch.Req.build_rebootstrap_payload", _ask_again)
     hook("around", "disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req", _receive_counts)
+    modes.install()
     scheduler.install_details()
 
 

@@ -31,7 +31,7 @@ from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
-from sglang_pic.adapter.serve import accounting, dp_attention, faults, media, store
+from sglang_pic.adapter.serve import accounting, dp_attention, faults, media, modes, store
 from sglang_pic.adapter.serve import pins as pin_metrics
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Accounting
@@ -40,6 +40,7 @@ from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.host_tier import HostTier
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
@@ -118,19 +119,21 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     warn_of_changes(ctx, [*changed_bodies, *check_features(ctx)])
     mode = disaggregation_mode(ctx)
     if mode == "decode":
-        return disaggregation.create_decode_cache(ctx, config.core, _default_mode(ctx))
+        return disaggregation.create_decode_cache(ctx, config.core, _make_modes(ctx, config))
     runner, labels, passes = ctx.tp_worker.model_runner, _labels(ctx), Passes()
     audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels), passes)
     shown: dict[str, Callable[[], msgspec.Struct]] = {} if audit is None else {"audit": audit.report}
     path, drafts = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, drafts)
-    cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
+    served = _make_modes(ctx, config)
+    cache = _make_cache(ctx, config, model, audit or Auditor(), served, labels)
     _attach_tiers(ctx, cache, path, config, model, labels)
     _move_images(ctx, cache)
-    shown |= _reports(cache)
+    shown |= _reports(cache) | {"modes": served.report}
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
-    scheduler_hooks.install(cache, config.core, _default_mode(ctx))
+    scheduler_hooks.install(cache, config.core, served)
+    served.install()
     if runner.lora_manager is not None:
         scheduler_hooks.install_adapters(cache)
     healer = _make_healer(ctx, cache, config, drafts, Series(heal_metrics.METRICS, labels), passes)
@@ -157,7 +160,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     if audit is not None:
         audit.start(cache.recover, Bolder(cache, planning, model.splicer, config.core))
     cost = "off" if planning.cost is None else msgspec.json.encode(planning.cost).decode()
-    text = msgspec.json.encode(config).decode()
+    # Salts are secrets.
+    logged = msgspec.structs.replace(config, opt_in=("*",) * len(config.opt_in), opt_out=("*",) * len(config.opt_out))
+    text = msgspec.json.encode(logged).decode()
     logger.info("sglang_pic: %d delimiters, cost %s, config %s", len(model.delimiters), cost, text)
     return cache
 
@@ -220,12 +225,12 @@ def _make_healer(
     return Healer(ctx.tp_worker.model_runner, cache, config, series, passes)
 
 
-def _default_mode(ctx: BuildContext) -> Mode:
-    """The mode of requests that name none; one rank logs it where it is `off`."""
+def _make_modes(ctx: BuildContext, config: PicConfig) -> Modes:
+    """How requests may be served; one rank logs why the server's flags make `off` the default."""
     reason = opts_out(ctx)
     if reason and ctx.tp_rank == 0:
         logger.info("sglang_pic: %s", reason)
-    return Mode.OFF if reason else Mode.AUTO
+    return Modes(config, Mode.OFF if reason else None, Series(modes.METRICS, _labels(ctx)))
 
 
 def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, drafts: Sequence[Draft]) -> _LiveModel:
@@ -273,7 +278,12 @@ def _read_costs(
 
 
 def _make_cache(
-    ctx: BuildContext, config: PicConfig, model: _LiveModel, auditor: Auditor, labels: dict[str, str] | None
+    ctx: BuildContext,
+    config: PicConfig,
+    model: _LiveModel,
+    auditor: Auditor,
+    served: Modes,
+    labels: dict[str, str] | None,
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
     names = RowNames(ctx.params.page_size, int(ctx.params.is_eagle))
@@ -304,6 +314,7 @@ def _make_cache(
         auditor=auditor,
         pins=pins,
         faults=noted,
+        modes=served,
     )
     chunk, steps = ctx.model_config.attention_chunk_size, model.splicer.geometry.steps
     planning.steps = (*([] if steps is None else [steps]), *([PositionSteps(chunk)] if chunk else []))

@@ -11,10 +11,12 @@ Our marks begin a key of the tree, because SGLang looks for the id of a LoRA ada
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final, NamedTuple
 
 KEY_MARK: Final = "\x1fpic:"
-"""Begins every mark of ours; a unit separator ends it. The front end refuses a key of a client that holds this."""
+"""Begins every mark of ours; a unit separator ends it. The front end refuses a key of a client that holds this, and
+`unmarked` makes another one of a key that came past it."""
 
 MAX_KEY_LEN: Final = 1024
 """Characters of an extra key, and of a salt, beyond which nothing is remembered of a namespace."""
@@ -25,6 +27,10 @@ OFF_LANE: Final = "off"
 
 RESTART: Final = "restart"
 """Begins the mark of a namespace that began anew because the chunk index was lost."""
+
+
+FORGED: Final = "forged"
+"""The mark of what stands for a client's key that holds marks."""
 
 
 class Namespace(NamedTuple):
@@ -65,6 +71,19 @@ def tree_key(
     marks += [f"{RESTART} {restarts}"] if restarts and lane != OFF_LANE else []
     marks += [] if adapter is None else ["lora"]
     return "".join(map(_mark, marks)) + (extra_key or "") if marks else extra_key
+
+
+def unmarked(extra_key: str | None, adapter: str | None = None) -> str | None:
+    """A client's key, or what stands for one that holds marks of ours, and is no other client's key.
+
+    Args:
+        extra_key: the key that SGLang gave the request.
+        adapter: the id of the request's LoRA adapter, which ends it.
+    """
+    if extra_key is None or KEY_MARK not in extra_key:
+        return extra_key
+    digest = hashlib.blake2b(extra_key.encode("utf8", "surrogatepass"), digest_size=16).hexdigest()
+    return f"{_mark(FORGED)}{digest}{adapter or ''}"
 
 
 def without_lane(key: str | None, lane: str) -> str:

@@ -29,6 +29,10 @@ class Req(Protocol):
     cache_salt: str | None
     lora_id: str | None
 
+    # What may name its session.
+    session_id: str | None
+    routing_key: str | None
+
     origin_input_ids: array[int]  # the prompt, int64
     full_untruncated_fill_ids: array[int]  # to be prefilled: the prompt, after a retraction the answer so far too
     output_ids: Sequence[int]

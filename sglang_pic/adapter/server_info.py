@@ -1,4 +1,5 @@
-"""What this plugin shows in `/server_info`: one entry `pic` in the internal state of each scheduler."""
+"""What this plugin shows in `/server_info`, one entry `pic` in the internal state of each scheduler, and takes from
+`/set_internal_state`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any
 import msgspec
 
 from sglang_pic.adapter.hooks import hook
+
+_CONTROLLER = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 
 def install(parts: Mapping[str, Callable[[], msgspec.Struct]], dp_rank: int | None) -> None:
@@ -23,5 +26,25 @@ def install(parts: Mapping[str, Callable[[], msgspec.Struct]], dp_rank: int | No
     def add_entry(output: Any, _controller: object, _request: object) -> None:
         output.internal_state["pic"] = rank | {name: msgspec.to_builtins(read()) for name, read in parts.items()}
 
-    controller = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
-    hook("after", f"{controller}.get_internal_state", add_entry)
+    hook("after", f"{_CONTROLLER}.get_internal_state", add_entry)
+
+
+def take(key: str, refuse: Callable[[float], str], apply: Callable[[float], None]) -> None:
+    """Register the hook that has `/set_internal_state`, which reaches every rank and takes numbers, take one more key.
+
+    Args:
+        key: its name.
+        refuse: why a number is not taken, in one clause; empty where it is.
+        apply: called on the scheduler's thread, between two rounds.
+    """
+
+    def handlers(known: dict[str, Any], _controller: object) -> dict[str, Any]:
+        from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
+
+        def validate(_: str, value: float) -> None:
+            if reason := refuse(value):
+                raise UpdateRejected(f"{key}={value!r}: {reason}")
+
+        return {**known, key: _UpdateHandler(validate, lambda _, value: apply(value))}
+
+    hook("after", f"{_CONTROLLER}._update_handlers", handlers)

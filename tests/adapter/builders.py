@@ -21,6 +21,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
@@ -56,6 +57,7 @@ def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: 
     ids = array("q", tokens)
     unset = ("input_embeds", "positional_embed_overrides", "multimodal_inputs", "lora_id", "session", "extra_key")
     unset += ("multi_item_delimiter_indices", "token_indices_to_pool", "cache_salt", "finished_reason")
+    unset += ("session_id", "routing_key")
     plain: dict[str, Any] = {
         **dict.fromkeys(unset),
         **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "output_ids": [], "cached_tokens": 0},
@@ -258,7 +260,7 @@ class Server:
 
     def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
         req = request(tokens, pic or {}, **fields)
-        receive(req, Auditor(), self.config.core)
+        receive(req, Auditor(), self.config.core, Modes(self.config))
         return req
 
     def plan(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:

@@ -35,6 +35,7 @@ from sglang_pic.adapter.probe.prompt_pass import alloc_anew
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import adopted_again
 from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.publication import Publication
@@ -143,7 +144,7 @@ class Rank:
         """Match, plan, take slots; what was decided."""
         req = request(tokens, pic, **fields)
         ids = req.origin_input_ids
-        receive(req, Auditor(), CONFIG.core)
+        receive(req, Auditor(), CONFIG.core, Modes())
         key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
         if self.tree.store is not None:
             self._arrive(req, key)

@@ -19,6 +19,7 @@ from sglang_pic.adapter.audit.metrics import SKIPPED, SUSPENDED, UNDECIDED_KL, W
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.probe.slots import whole_pages
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
 from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
@@ -374,7 +375,7 @@ def test_a_diverted_request_stays_so() -> None:
     for _ in range(2):
         while bench.audit.is_on(key):
             bench.serve_broken("bad")
-        state = request_state(namespace=key, generation=bench.audit.generation(key), is_diverted=True)
+        state = request_state(namespace=key, generation=bench.audit.generation(key), diverted=Fallback.AUDIT)
         bench.audit.resume(0)
         assert not bench.audit.serves(state)
     while bench.audit.is_on(key):

@@ -118,7 +118,7 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     from sglang_pic.adapter.serve import dp_attention, frontend, scheduler
     from sglang_pic.adapter.serve.auditor import Auditor
     from sglang_pic.adapter.serve.forward import ForwardPath
-    from sglang_pic.adapter.serve.options import Mode
+    from sglang_pic.adapter.serve.modes import Modes
 
     hooked: list[str] = []
     monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))
@@ -126,7 +126,7 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     path, tree, policy = ForwardPath(audit), Auditor(), ReusePolicy()
     frontend.install()
     draft_workers.install()
-    scheduler.install(tree, policy)
+    scheduler.install(tree, policy, Modes())
     path.install()
     server_info.install({}, None)
     audit_hooks.install(audit)
@@ -135,7 +135,7 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     assert len(hooked) >= 18
     assert set(hooked) <= listed
     for feature, *installers in (
-        ("disaggregation", disaggregation.install_sender, lambda: disaggregation.install_receiver(policy, Mode.AUTO)),
+        ("disaggregation", disaggregation.install_sender, lambda: disaggregation.install_receiver(policy, Modes())),
         ("gathering", lambda: dp_attention.install(path)),
         ("lora", lambda: scheduler.install_adapters(tree)),
     ):

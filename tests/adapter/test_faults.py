@@ -19,6 +19,7 @@ from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import SWITCHED_OFF, Faults
 from sglang_pic.adapter.serve.gap_batch import GapBatch
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.publication import Publication
@@ -68,7 +69,7 @@ class Rank(Server):
     def receive(self, tokens: list[int], **pic: Any) -> Any:
         """A new request, whose rows are in the tree and locked, as `Server.start` has it."""
         req = request(tokens, pic)
-        receive(req, Auditor(), _CORE, restarts=self.faults.num_restarts)
+        receive(req, Auditor(), _CORE, Modes(), restarts=self.faults.num_restarts)
         started = self.start(tokens, key=req.extra_key)
         (at,) = (i for i, (running, _) in enumerate(self.running) if running is started)
         self.running[at] = (req, self.running[at][1])
@@ -231,7 +232,7 @@ def test_a_pin_that_cannot_be_given_back_alone_goes_with_all(rank: Rank, monkeyp
 
 def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = hooks_of(monkeypatch, scheduler)
-    scheduler.install(rank.tree, _CORE)
+    scheduler.install(rank.tree, _CORE, Modes())
     monkeypatch.setattr(scheduler, "parse_options", fail)
     req = request(extra_key="tenant", cache_salt="salt")
     hooked["after Req.__init__"](None, req)

@@ -16,8 +16,9 @@ from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict, tree_ke
 from sglang_pic.adapter.serve.frontend import _validate
 from sglang_pic.adapter.serve.pins import _describe
 from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
+from sglang_pic.adapter.serve.scheduler import serve_apart
 from sglang_pic.errors import ConfigError
-from tests.adapter.builders import Server
+from tests.adapter.builders import Server, request
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 LANES = (None, "off", "in_place", "recompile")
@@ -36,7 +37,7 @@ def is_let_through(extra_key: str | None, cache_salt: str | None) -> bool:
     return True
 
 
-def unmarked(key: str) -> str:
+def without_marks(key: str) -> str:
     """A key of the tree without the marks that begin it."""
     while key.startswith(KEY_MARK):
         key = key.removeprefix(KEY_MARK).partition("\x1f")[2]
@@ -65,12 +66,27 @@ def test_keys_of_requests_are_equal_only_where_their_namespaces_and_lanes_are(
         assert keys.setdefault(tree_namespace(req)._replace(extra_key=req.extra_key or ""), wanted) == wanted
         for donor in donor_namespaces(req):
             assert donor.cache_salt == salt
-            assert unmarked(donor.extra_key or "") == (extra_key or "")
+            assert without_marks(donor.extra_key or "") == (extra_key or "")
 
 
 def test_a_key_that_looks_like_ours_is_refused_and_changes_nothing() -> None:
     for key in (KEY_MARK, tree_key("a", lane="off"), f"a{KEY_MARK}1"):
         assert not is_let_through(key, None)
+        # Another front end may let it through: served exactly, in nobody's namespace.
+        for lora_id in (None, "l"):
+            server = Server()
+            adapted = f"{key}{lora_id or ''}"
+            req = server.receive(TEXT, extra_key=adapted, lora_id=lora_id)
+            others = [
+                server.receive(TEXT, options(lane), extra_key=other, lora_id=adapter).extra_key
+                for lane in LANES
+                for other, adapter in (("a", None), ("al", "l"), (None, None), ("l", "l"))
+            ]
+            assert is_strict(req.extra_key)
+            assert req.extra_key not in others
+            assert req.extra_key == server.receive(TEXT, extra_key=adapted, lora_id=lora_id).extra_key
+            serve_apart(late := request(TEXT, extra_key=adapted, lora_id=lora_id))
+            assert late.extra_key == req.extra_key
     # Salts stand beside the key and are never searched for marks.
     server = Server()
     server.serve([*range(20_000, 20_040), *TEXT], extra_key="a")

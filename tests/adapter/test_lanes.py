@@ -9,6 +9,7 @@ from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
 from pic_bench.probe_plugin.plugin import _plan
 
 from sglang_pic.adapter.namespace import Namespace, is_strict
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import RequestState
@@ -73,11 +74,11 @@ def test_a_namespace_that_was_switched_on_again_has_new_lanes() -> None:
     ordinary, req = server.receive(TEXT), server.receive(TEXT, {"edit": "recompile"})
     for each, custom_params in ((ordinary, {}), (req, {"pic": {"edit": "recompile"}})):
         each.extra_key, each.sampling_params.custom_params = "a", custom_params
-        receive(each, auditor, server.config.core)
+        receive(each, auditor, server.config.core, Modes())
     assert donor_namespaces(req) == [tree_namespace(req), tree_namespace(ordinary)]
     auditor.is_on = lambda _: False
     req.extra_key = "a"
-    receive(req, auditor, server.config.core)
+    receive(req, auditor, server.config.core, Modes())
     assert is_strict(req.extra_key), "off is off for every lane"
 
 

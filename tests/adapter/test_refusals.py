@@ -9,21 +9,36 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_pic.adapter import server_info
 from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve import scheduler
 from sglang_pic.adapter.serve.accounting import FALLBACKS, SPLICED_TOKENS, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
+from sglang_pic.adapter.serve.modes import MODE_OFF, SWITCH_KEY, Cause, Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.scheduler import _details, receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_keys, max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import Context, CostModel, DropReason, Exactness, Plan, PlanOptions, ReusePolicy, RowNames, Run
+from sglang_pic.core import (
+    ContentIndex,
+    Context,
+    CostModel,
+    DropReason,
+    Exactness,
+    Plan,
+    PlanOptions,
+    ReusePolicy,
+    RowNames,
+    Run,
+)
 from sglang_pic.errors import UnsupportedError
 from tests.adapter.builders import DONOR, Kept, hooks_of, make_allocator, make_planning, make_tree, request
 
@@ -118,7 +133,7 @@ def test_a_prompt_that_is_pinned_is_computed_and_donates(planning: Planning) -> 
 
 def received(auditor: Any, pic: object = None, *, mode: Mode = Mode.AUTO, **fields: Any) -> Any:
     """A request as the scheduler gets it."""
-    receive(req := request(asked=pic, **fields), auditor, ReusePolicy(), mode=mode)
+    receive(req := request(asked=pic, **fields), auditor, ReusePolicy(), Modes(mode=mode))
     return req
 
 
@@ -139,13 +154,113 @@ def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(monke
     assert streaming.extra_key == opted_out.extra_key != ordinary.extra_key
     assert is_strict(streaming.extra_key)
     assert ordinary.extra_key == received(auditor).extra_key is None
-    # What a session lent must not be taken back as a miss, even while an audit has switched its namespace off.
-    monkeypatch.setattr(UnifiedRadixCache, "match_prefix", lambda *_: "a hit")
-    monkeypatch.setattr("sglang_pic.adapter.serve.cache.base.zero_match_result", lambda *_, **__: "a miss")
+    assert match(monkeypatch, planning_of(switched_off=True), streaming) == streaming.extra_key
+
+
+def planning_of(*, switched_off: bool = False, serves: bool = True) -> Planning:
+    modes = Modes()
+    if switched_off:
+        modes.switch(Mode.OFF)
+    made = make_planning(ContentIndex(), PicConfig(), modes=modes)
+    made._auditor = SimpleNamespace(serves=lambda _: serves)  # type: ignore[assignment]
+    return made
+
+
+def match(patch: pytest.MonkeyPatch, made: Planning, req: Any) -> str | None:
+    """The key under which SGLang's tree is asked for the prefix of a request that waits."""
+    patch.setattr(UnifiedRadixCache, "match_prefix", lambda _, params: params.key.extra_key)
     cache = PicRadixCache.__new__(PicRadixCache)
-    cache.auditor = SimpleNamespace(serves=lambda _: False)  # type: ignore[assignment]
-    for req, found in ((streaming, "a hit"), (opted_out, "a hit"), (ordinary, "a miss"), (None, "a hit")):
-        assert cache.match_prefix(MatchPrefixParams(key=None, req=req)) == found
+    cache.planning = made
+    key = RadixKey(array("q", [1, 2]), req.extra_key, cache_salt=req.cache_salt)
+    return cache.match_prefix(MatchPrefixParams(key=key, req=req))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("off", "reason"), [({"switched_off": True}, Fallback.SWITCHED), ({"serves": False}, Fallback.AUDIT)], ids=str
+)
+def test_what_waits_when_splicing_is_switched_off_is_kept_apart_from_spliced_rows(
+    off: dict[str, bool], reason: Fallback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither spliced nor served a prefix that may have been, and remains so when splicing is on again."""
+    auditor = Auditor()
+    for fields in ({}, {"extra_key": "k", "cache_salt": "s"}, {"extra_key": "kl", "lora_id": "l"}):
+        req, apart = received(auditor, **fields), received(auditor, {"mode": "off"}, **fields)
+        key = req.extra_key
+        assert match(monkeypatch, planning_of(), req) == key, "nothing is off"
+        assert planning_of(**off).refusal(req) is reason, "in the middle of its prefill"
+        assert match(monkeypatch, planning_of(**off), req) == req.extra_key == apart.extra_key != key
+        assert match(monkeypatch, planning_of(), req) == apart.extra_key
+        assert planning_of().refusal(req) is reason
+
+
+def test_an_operator_switches_a_running_server_off_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks, series, auditor = hooks_of(monkeypatch, server_info), Kept(), Auditor()
+    modes = Modes(series=series)
+    modes.install()
+    handler = hooks["after SchedulerInternalStateController._update_handlers"]({}, None)[SWITCH_KEY]
+    made = make_planning(ContentIndex(), PicConfig(), modes=modes)
+    for value, is_on in ((0, False), (1, True), (0, False)):
+        handler.validate(SWITCH_KEY, value)
+        handler.apply(SWITCH_KEY, value)
+        receive(req := request(), auditor, ReusePolicy(), modes)
+        assert (modes.report().is_on, made.refusal(req) is None, is_strict(req.extra_key)) == (is_on, is_on, not is_on)
+        assert series.level(MODE_OFF) == (not is_on)
+    assert made.refusal(req) is Fallback.SWITCHED
+    for value in (2, -1, 0.5):
+        with pytest.raises(UpdateRejected, match="must be 0"):
+            handler.validate(SWITCH_KEY, value)
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "fields", "cause"),
+    [
+        ({}, None, {}, None),
+        ({}, Mode.OFF, {}, Cause.REQUEST),
+        ({"mode": "off"}, None, {"extra_key": "k"}, Cause.MODE),
+        ({"mode": "off"}, Mode.AUTO, {}, None),
+        ({"mode": "off", "opt_in": ("k",)}, None, {"extra_key": "k"}, None),
+        ({"mode": "off", "opt_in": ("s",)}, None, {"extra_key": "k", "cache_salt": "s"}, None),
+        ({"mode": "off", "opt_in": ("k",)}, None, {"extra_key": "kl", "lora_id": "l"}, None),
+        ({"opt_in": ("k",)}, Mode.OFF, {"extra_key": "k"}, Cause.REQUEST),
+        ({"opt_out": ("k",), "opt_in": ("k",)}, Mode.AUTO, {"extra_key": "k"}, Cause.OPT_OUT),
+        ({"opt_out": ("",)}, None, {"extra_key": ""}, None),
+        ({"require_salt": True}, Mode.AUTO, {"extra_key": "k"}, Cause.REQUIRE_SALT),
+        ({"require_salt": True}, None, {"cache_salt": "s"}, None),
+        ({"share": 0}, None, {"session_id": "a"}, Cause.SHARE),
+        ({"share": 0}, Mode.AUTO, {"session_id": "a"}, None),
+        ({"share": 0, "opt_in": ("k",)}, None, {"extra_key": "k"}, None),
+        ({"share": 0.999999}, None, {}, Cause.SHARE),
+    ],
+)
+def test_a_servers_settings_decide_who_is_spliced(
+    config: dict[str, Any], asked: Mode | None, fields: dict[str, Any], cause: Cause | None
+) -> None:
+    modes = Modes(PicConfig(**config))
+    assert modes.decide(request(**fields), asked) is (Mode.AUTO if cause is None else Mode.OFF)
+    assert [each for each, count in modes.report().num_off.items() if count] == ([] if cause is None else [cause.value])
+    receive(
+        req := request(asked=None if asked is None else {"mode": asked.value}, **fields),
+        Auditor(),
+        ReusePolicy(),
+        modes,
+    )
+    assert is_strict(req.extra_key) == (cause is not None)
+
+
+@pytest.mark.parametrize("name", ["session_id", "routing_key", "extra_key", "cache_salt"])
+def test_a_share_of_the_sessions_is_spliced_and_each_stays_what_it_is(name: str) -> None:
+    few, more = (Modes(PicConfig(share=share)) for share in (0.2, 0.5))
+    sessions = [{name: f"session {i}"} for i in range(1000)]
+    first, second, again = (
+        [modes.decide(request(**session), None) is Mode.AUTO for session in sessions]
+        for modes in (few, more, Modes(PicConfig(share=0.2)))
+    )
+    assert first == again
+    assert 150 < sum(first) < 250
+    assert 440 < sum(second) < 560
+    assert all(later for was, later in zip(first, second, strict=True) if was), (
+        "a larger share has the smaller one in it"
+    )
 
 
 @pytest.mark.feature("new weights")
@@ -164,7 +279,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
         publication=SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req)),
     )
     hooks = hooks_of(monkeypatch, scheduler)
-    scheduler.install(cache, ReusePolicy())
+    scheduler.install(cache, ReusePolicy(), Modes())
 
     def new_request() -> Any:
         hooks["after Req.__init__"](None, req := request())

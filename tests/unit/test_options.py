@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 from pic_bench.probe_plugin import PROBE_VARIABLE, register
 from pic_bench.probe_plugin.options import ProbeConfig, ProbedOptions, RequestProbe, load, parse_probed
+from starlette.datastructures import Headers
 
 from sglang_pic.adapter.namespace import OFF_LANE, is_strict, tree_key, without_lane
+from sglang_pic.adapter.serve import headers as headers_of
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills, parse_options
 from sglang_pic.client import NEAR
 from sglang_pic.core import MOST_REUSE, PRESETS, CoreConfig, ReusePolicy, with_preset
@@ -56,6 +59,66 @@ def test_bad_options_are_named(options: object, named: str) -> None:
         parse_options({"pic": options})
     assert named in str(caught.value)
     assert "must be" in str(caught.value) or "allowed" in str(caught.value)
+
+
+def asked(*headers: tuple[str, str]) -> headers_of.Asked:
+    return headers_of.read(Headers(raw=[(name.encode(), value.encode("latin-1")) for name, value in headers]))
+
+
+def test_headers_are_options_of_any_request() -> None:
+    found = asked(("x-pic-mode", "off"), ("x-pic-preset", "most"), ("x-pic-edit", "notes"), ("x-pic-salt", "tenant-1"))
+    assert found == ({"mode": "off", "preset": "most", "edit": "notes"}, "tenant-1")
+    assert asked(("x-other", "1")) == ({}, None)
+    for given in (None, {}, {"custom_params": None}, {"custom_params": {"pic": {"mode": "off"}, "other": 1}}):
+        sent = SimpleNamespace(cache_salt=None, sampling_params=given)
+        for _ in range(2):  # what is there already is no contradiction
+            headers_of.put(found, sent)
+        assert sent.cache_salt == "tenant-1"
+        assert parse_options(sent.sampling_params["custom_params"]).mode is Mode.OFF
+        assert sent.sampling_params["custom_params"].get("other") == (1 if given and given["custom_params"] else None)
+    batch = SimpleNamespace(cache_salt=["tenant-1", None], sampling_params=[{}, {"n": 1}])
+    headers_of.put(found, batch)
+    assert [parse_options(each["custom_params"]).mode for each in batch.sampling_params] == [Mode.OFF] * 2
+
+
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ([("x-pic-mode", "fast")], "header x-pic-mode='fast': must be one of"),
+        ([("x-pic-mode", "")], "header x-pic-mode=''"),
+        ([("x-pic-preset", "bold")], "header x-pic-preset='bold'"),
+        ([("x-pic-edit", "x" * 70_000)], "header x-pic-edit='xxx"),
+        ([("x-pic-salt", "")], "header x-pic-salt=''"),
+        ([("x-pic-salt", "a b")], "header x-pic-salt='a b'"),
+        ([("x-pic-salt", "\xe9")], "header x-pic-salt="),
+        ([("x-pic-salt", "s" * 257)], "header x-pic-salt='sss"),
+        ([("x-pic-salt", "theirs"), ("x-pic-salt", "mine")], "header x-pic-salt: is there 2 times"),
+    ],
+)
+def test_bad_headers_are_named(headers: list[tuple[str, str]], named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)) as caught:
+        asked(*headers)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("salt", "params", "named"),
+    [
+        ("theirs", {}, "x-pic-salt: the body has another cache_salt"),
+        (["mine", "theirs"], [{}, {}], "x-pic-salt: the body has another cache_salt"),
+        (None, {"custom_params": {"pic": {"mode": "auto"}}}, "x-pic-mode='off': custom_params.pic.mode is 'auto'"),
+        (None, [{}, {"custom_params": {"pic": {"mode": "auto"}}}], "custom_params.pic.mode is 'auto'"),
+        (None, {"custom_params": "x"}, "custom_params='x': must be an object"),
+        (None, {"custom_params": {"pic": []}}, "custom_params.pic=[]: must be an object"),
+        (None, ["x"], "sampling_params='x': must be an object"),
+    ],
+)
+def test_a_body_that_contradicts_the_headers_is_refused(salt: object, params: object, named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        headers_of.put(
+            headers_of.Asked({"mode": "off"}, "mine"), SimpleNamespace(cache_salt=salt, sampling_params=params)
+        )
 
 
 def test_keys_of_the_tree_keep_requests_apart() -> None:

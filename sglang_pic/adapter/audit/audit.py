@@ -123,7 +123,7 @@ class Audit(Worker, Auditor):
     def serves(self, state: RequestState) -> bool:
         # NOTE: the rows of a diverted request are kept with those of requests that opted out. Its generation does not
         # tell, because a flush starts generations anew.
-        return not state.is_diverted and self._is_present(state.namespace, state.generation)
+        return state.diverted is None and self._is_present(state.namespace, state.generation)
 
     def draw(self, req: Req) -> None:
         """Decide whether a request on spliced rows is audited, when the pass of its last prompt token is admitted."""

@@ -6,11 +6,10 @@ A server with `audit_rate` 0 installs none of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from sglang_pic.adapter import server_info
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.report import RESUME_KEY
-from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch
 
 
@@ -39,26 +38,15 @@ class FirstTokens:
 
 
 def install(audit: Audit) -> None:
-    """Register the hooks; SGLang applies them when its registry is applied."""
-    components = "managers.scheduler_components"
-    hook("after", f"{components}.internal_state.SchedulerInternalStateController._update_handlers", _add_switch(audit))
+    """Let `/set_internal_state` end a suspension by its number; SGLang applies the hook later."""
 
-
-def _add_switch(audit: Audit) -> Callable[..., dict[str, Any]]:
-    """Let `/set_internal_state`, which reaches every rank and takes numbers, end a suspension by its number."""
-    from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
-
-    def validate(key: str, value: object) -> None:
+    def refuse(value: float) -> str:
         known = [suspended.number for suspended in audit.report().suspended]
-        if value != 0 and value not in known:
-            raise UpdateRejected(
-                f"{key}={value!r}: no namespace that is off has this number; use {known or 'none'}, or 0 for all."
-            )
+        if value == 0 or value in known:
+            return ""
+        return f"no namespace that is off has this number; use {known or 'none'}, or 0 for all."
 
-    def apply(_: str, value: int) -> None:
+    def resume(value: float) -> None:
         audit.resume(int(value))
 
-    def handlers(known: dict[str, Any], _controller: Any) -> dict[str, Any]:
-        return {**known, RESUME_KEY: _UpdateHandler(validate, apply)}
-
-    return handlers
+    server_info.take(RESUME_KEY, refuse, resume)

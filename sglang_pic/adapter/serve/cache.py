@@ -21,7 +21,7 @@ from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.renewal import Renewal
-from sglang_pic.adapter.serve.state import is_apart
+from sglang_pic.adapter.serve.state import is_apart, keep_apart
 from sglang_pic.adapter.serve.store import StoreTier
 
 INDEXED_STORE: Final = (
@@ -142,12 +142,14 @@ class PicRadixCache(UnifiedRadixCache):
             self.recover((), Fallback.FAULT_PINS, error)
 
     def match_prefix(self, params: base.MatchPrefixParams) -> base.MatchResult:
-        """Match as SGLang does, but nothing for a request whose namespace was switched off after it was received."""
-        result: base.MatchResult = super().match_prefix(params)
+        """Match as SGLang does; what waits when splicing is switched off is kept apart from spliced rows."""
         req = params.req
-        if req is None or is_apart(req) or self.auditor.serves(req.pic):
-            return result
-        return base.zero_match_result(self, result, extra_key=req.extra_key)
+        if req is not None and not is_apart(req) and (reason := self.planning.diversion(req.pic)) is not None:
+            req.pic.diverted = reason
+            keep_apart(req)
+            params.key.extra_key = req.extra_key
+        result: base.MatchResult = super().match_prefix(params)
+        return result
 
     def evictable_size(self) -> int:
         """Slots that SGLang can have: the tree's, and those that an audit borrowed."""

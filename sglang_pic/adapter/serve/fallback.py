@@ -37,9 +37,10 @@ class Fallback(Reason):
         "HiCache, PD disaggregation or DP attention, or two that SGLang takes for one.",
     )
     MEMORY = "memory", "The pool was too full to hold the donors while the request was admitted."
-    OFF = "off", "The request opted out, or did not opt in where the default mode is off."
+    OFF = "off", "The request opted out, or the server's settings keep it out."
     SCORING = "scoring", "The request is scored at places in the middle of its prompt, which must be computed."
     SESSION = "session", "A streaming session owns the request's row."
+    SWITCHED = "switched", "An operator has switched splicing off on the running server."
 
 
 REASONS: Final[tuple[Reason, ...]] = (*DropReason, *Fallback)

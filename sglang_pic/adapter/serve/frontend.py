@@ -1,58 +1,154 @@
-"""The hooks on SGLang's HTTP front end: HTTP 400 for bad options, chunk hits in OpenAI responses.
+"""The hooks on SGLang's front end: options in headers, HTTP 400 for bad ones, chunk hits in OpenAI responses.
 
 They are installed in every process before the server's arguments are parsed. Each one first asks whether this server
-runs the backend `pic`; a stock server pays one comparison per request.
+runs the backend `pic`; a stock server pays one comparison per request. What belongs to the HTTP server is installed in
+the processes that have one: when they make their tokenizer manager, and in `http_worker`.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sglang_pic.adapter.hooks import hook
+from sglang_pic.adapter.hooks import apply_hooks, hook
 from sglang_pic.adapter.namespace import KEY_MARK
-from sglang_pic.adapter.serve.options import parse_options
+from sglang_pic.adapter.serve import headers
+from sglang_pic.adapter.serve.options import parse_options, shown
 from sglang_pic.errors import ConfigError
 
 BACKEND_NAME = "pic"
 """What `--radix-cache-backend` takes."""
+HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+WORKER_APP = "sglang_pic.adapter.serve.http_worker:app"
+_APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 
 
 def install() -> None:
     """Register the hooks; SGLang applies them after all plugins have run."""
-    hook("before", "managers.tokenizer_manager.TokenizerManager._validate_one_request", _validate)
+    manager = "managers.tokenizer_manager.TokenizerManager"
+    hook("after", f"{manager}.__init__", _with_http_server)
+    hook("before", f"{manager}.generate_request", _take_headers)
+    hook("before", f"{manager}._validate_one_request", _validate)
+    hook("after", "managers.multi_tokenizer_mixin.MultiTokenizerRouter.__init__", _with_http_workers)
     hook("after", "entrypoints.openai.utils.cached_tokens_details_from_dict", _with_chunk_hits)
 
 
+def install_http() -> None:
+    """Have the HTTP server of this process check headers and bodies before it answers; it must not serve yet.
+
+    Raises:
+        ContractError: SGLang's HTTP server is not what this version was built for.
+    """
+    from sglang.srt.entrypoints import http_server
+
+    from sglang_pic.adapter.contract import HTTP, check_contract
+
+    check_contract(HTTP)
+    hook("around", "entrypoints.http_server.serve_generate_request", _serve_generate)
+    apply_hooks()
+    http_server.app.add_middleware(HeaderCheck)
+    _allow_extra_fields()
+
+
+class HeaderCheck:
+    """The ASGI middleware that answers HTTP 400 to headers that cannot be read, before a stream begins."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer, or hand on."""
+        answer = self._app
+        if scope["type"] == "http":
+            from starlette.datastructures import Headers
+
+            try:
+                headers.read(Headers(scope=scope))
+            except ConfigError as error:
+                answer = _refusal(error)
+        await answer(scope, receive, send)
+
+
+def _refusal(error: ConfigError) -> Any:
+    from starlette.responses import JSONResponse
+
+    message = {"message": str(error), "type": "invalid_request_error", "code": 400}
+    return JSONResponse({"error": message}, status_code=400)
+
+
+def _with_http_server(_: None, _manager: object, server_args: Any, *args: object, **kwargs: object) -> None:
+    http_server = sys.modules.get(HTTP_SERVER)
+    # Where the application serves already, `http_worker` has done it.
+    if http_server is not None and http_server.app.middleware_stack is None and _is_ours(server_args):
+        install_http()
+
+
+def _with_http_workers(_: None, _manager: object, server_args: Any, *args: object, **kwargs: object) -> None:
+    # SGLang loads no plugins in these processes.
+    if _is_ours(server_args):
+        os.environ[_APP_VARIABLE] = WORKER_APP
+
+
+def _is_ours(server_args: Any) -> bool:
+    return bool(server_args.radix_cache_backend == BACKEND_NAME)
+
+
+async def _serve_generate(original: Callable[..., Awaitable[Any]], obj: Any, request: Any) -> Any:
+    """Refuse a stream with HTTP 400 too: SGLang looks into its options when it has answered 200."""
+    try:
+        if obj.stream:
+            headers.put(headers.read(request.headers), obj)
+            params, keys = obj.sampling_params, obj.extra_key
+            for each in params if isinstance(params, list) else [params]:
+                _check(each, None)
+            for key in keys if isinstance(keys, list) else [keys]:
+                _check(None, key)
+    except ConfigError as error:
+        return _refusal(error)
+    return await original(obj, request)
+
+
+def _take_headers(manager: Any, obj: Any, request: Any = None) -> None:
+    found: Any = getattr(request, "headers", None)
+    if hasattr(found, "getlist") and hasattr(obj, "cache_salt") and _is_ours(manager.server_args):
+        headers.put(headers.read(found), obj)
+
+
 def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
-    if manager.server_args.radix_cache_backend != BACKEND_NAME:
-        return
-    sampling_params = getattr(obj, "sampling_params", None) or {}
-    parse_options(sampling_params.get("custom_params"))
-    extra_key = getattr(obj, "extra_key", None)
+    if _is_ours(manager.server_args):
+        _check(getattr(obj, "sampling_params", None), getattr(obj, "extra_key", None))
+
+
+def _check(sampling_params: Any, extra_key: object) -> None:
+    """Refuse what cannot be read of one prompt.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if sampling_params and not isinstance(sampling_params, Mapping):
+        raise ConfigError(f"sampling_params={shown(sampling_params)}: must be an object for one prompt.")
+    parse_options((sampling_params or {}).get("custom_params"))
     if isinstance(extra_key, str) and KEY_MARK in extra_key:
         raise ConfigError(
-            f"extra_key={extra_key!r}: must not contain {KEY_MARK!r}, which marks the plugin's own namespaces; leave "
-            "the mark out."
+            f"extra_key={shown(extra_key)}: must not contain {KEY_MARK!r}, which marks the plugin's own namespaces; "
+            "leave the mark out."
         )
 
 
 def _with_chunk_hits(result: Any, details: dict[str, Any], *args: object, **kwargs: object) -> Any:
     ours = {name: count for name, count in details.items() if name.startswith("pic")}
-    if not ours:
-        return None
-    _allow_extra_fields(type(result))
-    return type(result)(**{**result.model_dump(), **ours})
+    return type(result)(**{**result.model_dump(), **ours}) if ours else None
 
 
-def _allow_extra_fields(model: type) -> None:
-    """Let the response model carry one more field; its parents are rebuilt once, as pydantic inlines their schemas."""
+def _allow_extra_fields() -> None:
+    """Let the response model carry our fields; its parents are rebuilt, as pydantic inlines their schemas."""
     from pydantic import BaseModel
     from sglang.srt.entrypoints.openai import protocol
 
-    if model.model_config.get("extra") == "allow":  # type: ignore[attr-defined]
-        return
-    model.model_config["extra"] = "allow"  # type: ignore[attr-defined]
-    model.model_rebuild(force=True)  # type: ignore[attr-defined]
+    protocol.CachedTokensDetails.model_config["extra"] = "allow"
+    protocol.CachedTokensDetails.model_rebuild(force=True)
     for parent in vars(protocol).values():
         if isinstance(parent, type) and issubclass(parent, BaseModel) and parent.__module__ == protocol.__name__:
             parent.model_rebuild(force=True)

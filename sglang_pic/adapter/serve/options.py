@@ -89,18 +89,18 @@ def parse_options(custom_params: object) -> RequestOptions:
         return RequestOptions()
     options = custom_params["pic"]
     if not isinstance(options, Mapping):
-        raise ConfigError(f'custom_params.pic={_shown(options)}: must be an object such as {{"mode": "auto"}}.')
+        raise ConfigError(f'custom_params.pic={shown(options)}: must be an object such as {{"mode": "auto"}}.')
     unknown = sorted(str(key) for key in options if key not in _KEYS)
     if unknown:
         raise ConfigError(
-            f"custom_params.pic has the unknown key {_shown(unknown[0])}: allowed are {', '.join(map(repr, _KEYS))}."
+            f"custom_params.pic has the unknown key {shown(unknown[0])}: allowed are {', '.join(map(repr, _KEYS))}."
         )
     overrides = {name: options[name] for name in SETTINGS if options.get(name) is not None}
     for name, value in overrides.items():
         setting = SETTINGS[name]
         if not setting.allows(value):
             raise ConfigError(
-                f"custom_params.pic.{name}={_shown(value)}: must be {setting.allowed}; leave it out for the server's "
+                f"custom_params.pic.{name}={shown(value)}: must be {setting.allowed}; leave it out for the server's "
                 "setting."
             )
     return RequestOptions(
@@ -112,6 +112,13 @@ def parse_options(custom_params: object) -> RequestOptions:
     )
 
 
+def shown(value: object) -> str:
+    """A client can send megabytes, and the error goes to the log too."""
+    text = reprlib.Repr()
+    text.maxlevel, text.maxstring, text.maxother = 2, 100, 100
+    return text.repr(value)
+
+
 def _choice(options: Mapping[str, object], key: str, kind: type[_Choice]) -> _Choice | None:
     if key not in options:
         return None
@@ -119,7 +126,7 @@ def _choice(options: Mapping[str, object], key: str, kind: type[_Choice]) -> _Ch
     value = options[key]
     if not isinstance(value, str) or value not in allowed:
         raise ConfigError(
-            f"custom_params.pic.{key}={_shown(value)}: must be one of {', '.join(map(repr, allowed))}; "
+            f"custom_params.pic.{key}={shown(value)}: must be one of {', '.join(map(repr, allowed))}; "
             "leave it out for the server's default."
         )
     return allowed[value]
@@ -129,14 +136,7 @@ def _pin_name(options: Mapping[str, object], key: str) -> str | None:
     value = options.get(key)
     if value is not None and not (isinstance(value, str) and _PIN_NAME.fullmatch(value)):
         raise ConfigError(
-            f"custom_params.pic.{key}={_shown(value)}: must be a name of 1 to 128 letters, digits, '.', '_' and '-' "
+            f"custom_params.pic.{key}={shown(value)}: must be a name of 1 to 128 letters, digits, '.', '_' and '-' "
             "(ASCII); choose another one, or leave it out."
         )
     return value
-
-
-def _shown(value: object) -> str:
-    """A client can send megabytes, and the error goes to the log too."""
-    text = reprlib.Repr()
-    text.maxlevel, text.maxstring, text.maxother = 2, 100, 100
-    return text.repr(value)

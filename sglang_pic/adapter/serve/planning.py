@@ -14,6 +14,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.media import Images, plain_ids, tokens_of
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode, Skills
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.resolver import TreeResolver
@@ -39,6 +40,7 @@ class Planning:
         auditor: says where splicing is switched off.
         pins: say which donors are pinned.
         faults: say whether splicing is switched off; by default there are none.
+        modes: say whether an operator has switched it off.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Planning:
         auditor: Auditor,
         pins: Pins,
         faults: Faults | None = None,
+        modes: Modes | None = None,
     ) -> None:
         self.host: HostTier | None = None
         """Set once the tree has one."""
@@ -62,7 +65,7 @@ class Planning:
         self.steps: tuple[PositionSteps, ...] = ()
         """Of the model; set while the server starts."""
         self._index, self._config, self.cost, self._auditor, self._pins = index, config, cost, auditor, pins
-        self._faults = faults or Faults()
+        self._faults, self._modes = faults or Faults(), modes or Modes()
         self.max_sequences, self.max_keys = max_sequences, max_keys
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
@@ -76,11 +79,12 @@ class Planning:
         logprob_start = _logprob_start(req)
         is_scored = req.multi_item_delimiter_indices is not None or req.token_indices_to_pool is not None
         in_sink = min(self._config.core.sink_tokens + 1, len(req.origin_input_ids))
+        diversion = self.diversion(state)
         leaves_nothing = logprob_start is not None and logprob_start < in_sink
         for holds, reason in (
             (state.options.mode is Mode.OFF, Fallback.OFF),
             (self._faults.is_off or state.restarts != self._faults.num_restarts, Fallback.FAULTS),
-            (not self._auditor.serves(state), Fallback.AUDIT),
+            (diversion is not None, diversion),
             (state.namespace.is_too_long, Fallback.KEY),
             (has_embeddings, Fallback.EMBEDDINGS),
             (not self._serves_media(req), Fallback.MEDIA),
@@ -92,6 +96,14 @@ class Planning:
             if holds:
                 return reason
         return None
+
+    def diversion(self, state: RequestState) -> Fallback | None:
+        """Why a request that had not opted out is served as if it had; `None` where it is not."""
+        if state.diverted is not None:
+            return state.diverted
+        if not self._modes.is_on:
+            return Fallback.SWITCHED
+        return None if self._auditor.serves(state) else Fallback.AUDIT
 
     def _serves_media(self, req: Req) -> bool:
         """Whether a request brings no media, or images that can be moved; SGLang lets go of them before its rows."""

@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 
 from sglang_pic.adapter.hooks import hook
-from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
+from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key, unmarked
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
-from sglang_pic.adapter.serve.state import RequestState, is_apart
+from sglang_pic.adapter.serve.state import RequestState, is_apart, keep_apart
 from sglang_pic.adapter.serve.store import StoreTier
 from sglang_pic.core import ReusePolicy, has_bolder_preset
 from sglang_pic.errors import ConfigError
@@ -26,18 +27,18 @@ from sglang_pic.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-def install(tree: PicRadixCache, policy: ReusePolicy, mode: Mode = Mode.AUTO) -> None:
+def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
     """Register the hooks; SGLang applies them when its registry is applied.
 
     Args:
         tree: asked where splicing is switched off; its donors and pins do not outlive the weights.
         policy: the server's own.
-        mode: how requests are served that do not say.
+        modes: how requests may be served.
     """
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         try:
-            receive(req, tree.auditor, policy, mode=mode, restarts=tree.faults.num_restarts)
+            receive(req, tree.auditor, policy, modes, restarts=tree.faults.num_restarts)
         except Exception as error:
             serve_apart(req)
             tree.recover([req], Fallback.FAULT_OPTIONS, error)
@@ -114,37 +115,42 @@ def install_details() -> None:
     hook("after", f"{streamer}.get_cached_tokens_details", _details)
 
 
-def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, mode: Mode = Mode.AUTO, restarts: int = 0) -> None:
+def receive(req: Req, auditor: Auditor, policy: ReusePolicy, modes: Modes, *, restarts: int = 0) -> None:
     """Give a new request its state, and the key under which its rows are in the tree.
 
-    `policy` and `mode` are the server's, for what the request does not say; `restarts` is as `tree_key` has it. Where
+    `policy` and `modes` are the server's, for what the request does not say; `restarts` is as `tree_key` has it. Where
     it raises, the request's own key is as it was.
     """
-    # The front end has refused bad options with HTTP 400; one that came another way is served exactly.
+    # The front end has refused bad options and keys with HTTP 400; what came another way is served exactly.
+    extra_key = unmarked(req.extra_key, req.lora_id)
     try:
         options = parse_options(req.sampling_params.custom_params)
+        if extra_key != req.extra_key:
+            raise ConfigError("its extra_key has a mark of the plugin's.")
     except ConfigError as error:
         logger.warning("sglang_pic: request %s is served with mode off: %s", req.rid, error)
         options = RequestOptions(mode=Mode.OFF)
-    if options.mode is None:
-        options = msgspec.structs.replace(options, mode=mode)
-    namespace = Namespace(req.extra_key, req.cache_salt, req.lora_id)
+    options = msgspec.structs.replace(options, mode=modes.decide(req, options.mode))
+    namespace = Namespace(extra_key, req.cache_salt, req.lora_id)
     state = req.pic = RequestState(options, namespace=namespace, restarts=restarts)
     if options.mode is Mode.AUTO:
         state.generation = auditor.generation(state.namespace)
-        state.is_diverted = not auditor.is_on(state.namespace)
+        if not modes.is_on:
+            state.diverted = Fallback.SWITCHED
+        elif not auditor.is_on(state.namespace):
+            state.diverted = Fallback.AUDIT
     state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
     state.is_stricter = has_bolder_preset(policy, options.policy(policy))
     req.extra_key = tree_key(
-        req.extra_key, adapter=req.lora_id, lane=state.lane, generation=state.generation, restarts=restarts
+        extra_key, adapter=req.lora_id, lane=state.lane, generation=state.generation, restarts=restarts
     )
 
 
 def serve_apart(req: Req) -> None:
     """Have a request whose reception failed served as if it had opted out."""
-    namespace = Namespace(req.extra_key, req.cache_salt, req.lora_id)
-    req.pic = RequestState(RequestOptions(mode=Mode.OFF), namespace=namespace, lane=OFF_LANE)
-    req.extra_key = tree_key(req.extra_key, adapter=req.lora_id, lane=OFF_LANE)
+    namespace = Namespace(unmarked(req.extra_key, req.lora_id), req.cache_salt, req.lora_id)
+    req.pic = RequestState(RequestOptions(mode=Mode.OFF), namespace=namespace)
+    keep_apart(req)
 
 
 def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.host_tier import OnDevice
@@ -111,8 +111,8 @@ class RequestState:
     """Where in its namespace its rows are, as `tree_key` takes it."""
     is_stricter: bool = False
     """The server's preset is bolder than the request's: what it computed may stand behind what it spliced."""
-    is_diverted: bool = False
-    """Received while audits had switched the namespace off: served as if it had opted out."""
+    diverted: Fallback | None = None
+    """Why it is served as if it had opted out: audits or an operator have switched splicing off."""
     is_drawn: bool = False
     """The audit wants the logits of the pass that is admitted."""
     bolder: tuple[str, Plan] | None = None
@@ -264,7 +264,14 @@ def is_apart(req: Req) -> bool:
     state: RequestState = req.pic
     # A later turn of a streaming session goes on with the row of the first, whatever it asks for itself.
     is_streaming = req.session is not None and bool(req.session.streaming)
-    return state.options.mode is Mode.OFF or state.is_diverted or is_streaming
+    return state.options.mode is Mode.OFF or state.diverted is not None or is_streaming
+
+
+def keep_apart(req: Req) -> None:
+    """Give a request that holds no row the key of those that opted out."""
+    state: RequestState = req.pic
+    state.lane = OFF_LANE
+    req.extra_key = tree_key(state.namespace.extra_key, adapter=state.namespace.adapter, lane=OFF_LANE)
 
 
 def goes_by_place(req: Req) -> bool:

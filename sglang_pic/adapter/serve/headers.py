@@ -1,0 +1,94 @@
+"""Options and the salt of a request in HTTP headers, which every API and every gateway hands on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from sglang_pic.adapter.serve.options import parse_options, shown
+from sglang_pic.errors import ConfigError
+
+OPTIONS: Final = {"x-pic-mode": "mode", "x-pic-preset": "preset", "x-pic-edit": "edit"}
+"""By header, the option of `custom_params.pic` that it sets."""
+SALT: Final = "x-pic-salt"
+"""The header that sets `cache_salt`."""
+
+_VALID_SALT = re.compile(r"[!-~]{1,256}")
+
+
+class Headers(Protocol):
+    """Starlette's headers."""
+
+    def getlist(self, key: str) -> Sequence[str]: ...
+
+
+class Asked(NamedTuple):
+    """What the headers of a request ask for."""
+
+    options: dict[str, str]
+    salt: str | None = None
+
+
+def read(headers: Headers) -> Asked:
+    """Read and check the headers.
+
+    Raises:
+        ConfigError: a header is there twice, or its value is not allowed.
+    """
+    found = {}
+    for name in (*OPTIONS, SALT):
+        values = headers.getlist(name)
+        # Two of them may be a client's and a gateway's.
+        if len(values) > 1:
+            raise ConfigError(f"header {name}: is there {len(values)} times; send it once.")
+        if values:
+            found[name] = values[0]
+    salt = found.pop(SALT, None)
+    if salt is not None and not _VALID_SALT.fullmatch(salt):
+        raise ConfigError(
+            f"header {SALT}={shown(salt)}: must be 1 to 256 printable ASCII characters without spaces; send another."
+        )
+    options = {OPTIONS[name]: value for name, value in found.items()}
+    try:
+        parse_options({"pic": options})
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("custom_params.pic.", "header x-pic-", 1)) from error
+    return Asked(options, salt)
+
+
+def put(asked: Asked, request: Any) -> None:
+    """Put what headers ask for into SGLang's `GenerateReqInput`, as if its body had brought it.
+
+    Raises:
+        ConfigError: the body asks for something else.
+    """
+    if asked.salt is not None:
+        given = request.cache_salt
+        if any(salt and salt != asked.salt for salt in (given if isinstance(given, list) else [given])):
+            raise ConfigError(f"header {SALT}: the body has another cache_salt; send one of them, or the same.")
+        request.cache_salt = asked.salt
+    if asked.options:
+        params = request.sampling_params
+        several = isinstance(params, list)
+        merged = [_merged(asked.options, each) for each in (params if several else [params])]
+        request.sampling_params = merged if several else merged[0]
+
+
+def _merged(options: Mapping[str, str], params: Any) -> dict[str, Any]:
+    params = _object(params, "sampling_params")
+    custom = _object(params.get("custom_params"), "custom_params")
+    pic = _object(custom.get("pic"), "custom_params.pic")
+    for name, value in options.items():
+        if pic.get(name) not in (None, value):
+            raise ConfigError(
+                f"header x-pic-{name}={shown(value)}: custom_params.pic.{name} is {shown(pic[name])}; send one of "
+                "them, or the same."
+            )
+    return {**params, "custom_params": {**custom, "pic": {**pic, **options}}}
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={shown(value)}: must be an object; the headers x-pic-* add to it.")
+    return value or {}

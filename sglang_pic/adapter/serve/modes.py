@@ -1,0 +1,134 @@
+"""Which requests may be spliced: the operator's settings, and the switch of a running server."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from sglang_pic.adapter import server_info
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series
+from sglang_pic.adapter.seams import Req
+from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.config import PicConfig
+
+logger = logging.getLogger(__name__)
+
+SWITCH_KEY: Final = "pic_mode"
+"""What `/set_internal_state` takes, which takes numbers alone: 0 for `off`, 1 for `auto`."""
+
+MODE_OFF: Final = Metric(
+    "sglang:pic_mode_off", MetricKind.GAUGE, "1 while an operator has switched splicing off on this server, else 0."
+)
+METRICS: Final = (MODE_OFF,)
+
+
+class Cause(Enum):
+    """Why a request is served with mode `off`."""
+
+    REQUEST = "request"
+    """It asks for that."""
+    REQUIRE_SALT = "require_salt"
+    OPT_OUT = "opt_out"
+    MODE = "mode"
+    SHARE = "share"
+
+
+class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of `/server_info` on modes; keys and salts are not shown."""
+
+    is_on: bool
+    """Whether no operator has switched splicing off."""
+    mode: Mode
+    share: float
+    require_salt: bool
+    num_opted_in: int
+    """Entries of `opt_in`."""
+    num_opted_out: int
+    num_off: dict[str, int]
+    """Requests that were served with mode `off`, by cause."""
+
+
+class Modes:
+    """The modes of one scheduler rank; every rank decides alike.
+
+    Args:
+        config: the operator's settings.
+        mode: of requests that name none, if it is not the configuration's.
+        series: exports `METRICS`.
+    """
+
+    def __init__(self, config: PicConfig | None = None, mode: Mode | None = None, series: Series | None = None) -> None:
+        self._config, self._series = config or PicConfig(), series or Series((), None)
+        self._mode = mode or Mode(self._config.mode)
+        self._opt_in, self._opt_out = frozenset(self._config.opt_in), frozenset(self._config.opt_out)
+        self._num_off: Counter[Cause] = Counter()
+        self.is_on = True
+        """Whether no operator has switched splicing off."""
+
+    def decide(self, req: Req, asked: Mode | None) -> Mode:
+        """The mode of a request that asks for `asked`; what keeps requests out counts more than what lets them in."""
+        # SGLang ends the key with the id of the request's adapter.
+        extra_key = (req.extra_key or "").removesuffix(req.lora_id or "")
+        names = {name for name in (extra_key, req.cache_salt) if name}
+        cause = None
+        if asked is Mode.OFF:
+            cause = Cause.REQUEST
+        elif self._config.require_salt and not req.cache_salt:
+            cause = Cause.REQUIRE_SALT
+        elif names & self._opt_out:
+            cause = Cause.OPT_OUT
+        elif asked is None and not names & self._opt_in:
+            if self._mode is Mode.OFF:
+                cause = Cause.MODE
+            elif self._config.share < 1 and not self._shares(_session_of(req, extra_key)):
+                cause = Cause.SHARE
+        if cause is None:
+            return Mode.AUTO
+        self._num_off[cause] += 1
+        return Mode.OFF
+
+    def switch(self, mode: Mode) -> None:
+        """Switch splicing off, or on again."""
+        self.is_on = mode is Mode.AUTO
+        self._series.set(MODE_OFF, int(not self.is_on))
+        logger.warning(
+            "sglang_pic: an operator has switched splicing %s (%s)", "on" if self.is_on else "off", SWITCH_KEY
+        )
+
+    def report(self) -> ModeReport:
+        """What `/server_info` shows."""
+        return ModeReport(
+            is_on=self.is_on,
+            mode=self._mode,
+            share=self._config.share,
+            require_salt=self._config.require_salt,
+            num_opted_in=len(self._opt_in),
+            num_opted_out=len(self._opt_out),
+            num_off={cause.value: self._num_off[cause] for cause in Cause},
+        )
+
+    def install(self) -> None:
+        """Let `/set_internal_state`, which reaches every rank, switch splicing; SGLang applies the hook later."""
+
+        def refuse(value: float) -> str:
+            return "" if value in (0, 1) else "must be 0 (off) or 1 (auto)."
+
+        server_info.take(SWITCH_KEY, refuse, lambda value: self.switch(Mode.AUTO if value else Mode.OFF))
+
+    def _shares(self, session: str) -> bool:
+        """Whether a session is among the share; one that nothing names is not."""
+        drawn = int.from_bytes(hashlib.blake2b(session.encode("utf8", "surrogatepass"), digest_size=8).digest())
+        return bool(session) and drawn < self._config.share * 2**64
+
+
+def _session_of(req: Req, extra_key: str) -> str:
+    """What names the session of a request, empty for nothing.
+
+    Its `session_id`, else its routing key, which routers of sessions send, else its salt and key.
+    """
+    return req.session_id or req.routing_key or "\x1f".join(filter(None, (extra_key, req.cache_salt)))
