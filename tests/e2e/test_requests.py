@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pic_bench.compare.server import request
 from pic_traces.replay.client import read_events
 
+from sglang_pic.adapter.namespace import KEY_MARK
+from sglang_pic.adapter.serve.modes import SWITCH_KEY
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Client, divergence, random_tokens
+from tests.e2e.serving import Client, divergence, random_tokens, wait_until
 
 pytestmark = [pytest.mark.e2e, on_servers("smollm2")]
 
@@ -142,10 +147,98 @@ def test_a_shifted_answer_stays_close(client: Client) -> None:
     assert spliced.ids[0] == full.ids[0]
 
 
+_ENDPOINTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "/generate": lambda text: {"text": text, "sampling_params": {"max_new_tokens": 1}},
+    "/v1/chat/completions": lambda text: {"model": "m", "messages": _user(text), "max_tokens": 1},
+    "/v1/completions": lambda text: {"model": "m", "prompt": text, "max_tokens": 1},
+    "/v1/messages": lambda text: {"model": "m", "messages": _user(text), "max_tokens": 1},
+    "/v1/responses": lambda text: {"input": text, "max_output_tokens": 1, "store": False},
+    "/api/chat": lambda text: {"model": "m", "messages": _user(text), "options": {"num_predict": 1}},
+    "/api/generate": lambda text: {"model": "m", "prompt": text, "options": {"num_predict": 1}},
+}
+"""A body of each endpoint that generates."""
+
+
+@pytest.mark.parametrize("path", _ENDPOINTS)
+def test_headers_keep_tenants_apart_and_opt_out_on_every_endpoint(client: Client, path: str) -> None:
+    """Also where SGLang takes `custom_params` or `cache_salt` out of a body."""
+    tenant, other = ({"x-pic-salt": f"{name}{path}"} for name in "ab")
+
+    def spliced(beginning: str, headers: dict[str, str], *, stream: bool = False) -> float:
+        before = client.counters()
+        status, _ = _post(client, path, {**_ENDPOINTS[path](beginning + _BODY), "stream": stream}, headers)
+        assert status == 200
+        wait_until(lambda: client.grown(before)["prompt_tokens"] > 0)
+        return client.grown(before)["tokens:chunk"]
+
+    assert spliced("It is noon. ", tenant) == 0
+    assert spliced("It is one minute past noon. ", tenant) > 100
+    assert spliced("Evening has come by now. ", tenant, stream=True) > 100
+    assert spliced("It is late at night already. ", other) == 0
+    assert spliced("A new day begins with the first light. ", tenant | {"x-pic-mode": "off"}) == 0
+    for stream in (False, True):
+        body = {**_ENDPOINTS[path]("a"), "stream": stream}
+        for headers in ({"x-pic-mode": "maybe"}, {"x-pic-salt": "two words"}):
+            status, answer = _post(client, path, body, headers)
+            assert (status, "header x-pic-" in answer) == (400, True)
+
+
+def test_what_cannot_be_read_is_refused_before_a_stream_begins_and_in_a_short_line(client: Client) -> None:
+    bad = [
+        ({"sampling_params": {"custom_params": {"pic": {"seam_tokens": -1}}}}, {}, "seam_tokens=-1"),
+        ({"extra_key": KEY_MARK + "a" * 2_000_000}, {}, "extra_key="),
+        ({"cache_salt": "theirs"}, {"x-pic-salt": "mine"}, "x-pic-salt"),
+        ({"sampling_params": {"custom_params": {"pic": {"mode": "auto"}}}}, {"x-pic-mode": "off"}, "x-pic-mode='off'"),
+    ]
+    for stream in (False, True):
+        for body, headers, named in bad:
+            status, answer = _post(client, "/generate", {"text": "a", "stream": stream, **body}, headers)
+            assert (status, named in answer, len(answer) < 400) == (400, True, True)
+    status, answer = _post(client, "/generate", {"text": "a", "sampling_params": [{"max_new_tokens": 1}]}, {})
+    assert (status, "must be an object" in answer) == (400, True)
+
+
+def test_a_running_server_is_switched_off_and_on(client: Client) -> None:
+    donor, later = random_tokens(140, 300), random_tokens(144, 300)
+    client.generate(donor)
+    spliced = [*random_tokens(141, 40), *donor]
+    assert client.generate(spliced).chunk_hit_tokens > 200
+    try:
+        before = client.counters()
+        assert client.post("/set_internal_state", {"server_args": {SWITCH_KEY: 0}}) == [True]
+        for prompt in ([*random_tokens(142, 40), *donor], spliced, later):
+            assert client.generate(prompt).cached_tokens == 0, "neither runs nor a prefix of spliced rows"
+        assert client.generate(spliced).cached_tokens == len(spliced) - 1, "its own rows are exact"
+        assert client.grown(before)["fallbacks:switched"] == 4
+        assert client.counters()["mode_off"] == 1
+        assert not client.internal_state()["modes"]["is_on"]
+    finally:
+        assert client.post("/set_internal_state", {"server_args": {SWITCH_KEY: 1}}) == [True]
+    assert client.generate([*random_tokens(143, 40), *donor]).chunk_hit_tokens > 200
+    assert client.generate([*random_tokens(145, 40), *later]).cached_tokens == 0, "what came while it was off"
+    assert client.counters()["mode_off"] == 0
+
+
+def _user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def _post(client: Client, path: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, str]:
+    """Status and text of the answer; a body names the server's model where SGLang wants that."""
+    asked = {"Content-Type": "application/json", **headers}
+    if path == "/v1/responses":
+        body = {"model": json.loads(client.server.get("/v1/models"))["data"][0]["id"], **body}
+    sent = urllib.request.Request(client.server.base_url + path, json.dumps(body).encode(), asked)
+    try:
+        with urllib.request.urlopen(sent, timeout=300) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
 def _chat(text: str, **body: Any) -> dict[str, Any]:
-    message = {"role": "user", "content": text}
     common = {"max_tokens": 2, "temperature": 0, "return_cached_tokens_details": True}
-    return {"model": "m", "messages": [message], **common, **body}
+    return {"model": "m", "messages": _user(text), **common, **body}
 
 
 def _stream(client: Client, body: dict[str, Any]) -> list[dict[str, Any]]:
