@@ -125,15 +125,13 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     shown: dict[str, Callable[[], msgspec.Struct]] = {} if audit is None else {"audit": audit.report}
     path, drafts = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, drafts)
-    served = _make_modes(ctx, config)
-    cache = _make_cache(ctx, config, model, audit or Auditor(), served, labels)
+    cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     _attach_tiers(ctx, cache, path, config, model, labels)
     _move_images(ctx, cache)
-    shown |= _reports(cache) | {"modes": served.report}
+    shown |= _reports(cache)
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
-    scheduler_hooks.install(cache, config.core, served)
-    served.install()
+    scheduler_hooks.install(cache, config.core, cache.planning.modes)
     if runner.lora_manager is not None:
         scheduler_hooks.install_adapters(cache)
     healer = _make_healer(ctx, cache, config, drafts, Series(heal_metrics.METRICS, labels), passes)
@@ -160,18 +158,21 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     if audit is not None:
         audit.start(cache.recover, Bolder(cache, planning, model.splicer, config.core))
     cost = "off" if planning.cost is None else msgspec.json.encode(planning.cost).decode()
-    # Salts are secrets.
-    logged = msgspec.structs.replace(config, opt_in=("*",) * len(config.opt_in), opt_out=("*",) * len(config.opt_out))
-    text = msgspec.json.encode(logged).decode()
+    text = msgspec.json.encode(_without_secrets(config)).decode()
     logger.info("sglang_pic: %d delimiters, cost %s, config %s", len(model.delimiters), cost, text)
     return cache
+
+
+def _without_secrets(config: PicConfig) -> PicConfig:
+    """What the log may show of a configuration: salts are secrets."""
+    return msgspec.structs.replace(config, opt_in=("*",) * len(config.opt_in), opt_out=("*",) * len(config.opt_out))
 
 
 def _reports(cache: PicRadixCache) -> dict[str, Callable[[], msgspec.Struct]]:
     """What the parts of the cache say in `/server_info`."""
     telling = cache.publication.telling
     told = {} if telling is None or not telling.publishes else {"content_events": telling.report}
-    return {"pins": cache.pins.report, "faults": cache.faults.report, **told}
+    return {"pins": cache.pins.report, "faults": cache.faults.report, "modes": cache.planning.modes.report, **told}
 
 
 def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
@@ -282,7 +283,6 @@ def _make_cache(
     config: PicConfig,
     model: _LiveModel,
     auditor: Auditor,
-    served: Modes,
     labels: dict[str, str] | None,
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
@@ -314,7 +314,7 @@ def _make_cache(
         auditor=auditor,
         pins=pins,
         faults=noted,
-        modes=served,
+        modes=_make_modes(ctx, config),
     )
     chunk, steps = ctx.model_config.attention_chunk_size, model.splicer.geometry.steps
     planning.steps = (*([] if steps is None else [steps]), *([PositionSteps(chunk)] if chunk else []))

@@ -68,6 +68,7 @@ def asked(*headers: tuple[str, str]) -> headers_of.Asked:
 def test_headers_are_options_of_any_request() -> None:
     found = asked(("x-pic-mode", "off"), ("x-pic-preset", "most"), ("x-pic-edit", "notes"), ("x-pic-salt", "tenant-1"))
     assert found == ({"mode": "off", "preset": "most", "edit": "notes"}, "tenant-1")
+    assert asked(("x-request-id-pic-mode", "off"), ("x-request-id-pic-salt", "a")) == ({"mode": "off"}, "a")
     assert asked(("x-other", "1")) == ({}, None)
     for given in (None, {}, {"custom_params": None}, {"custom_params": {"pic": {"mode": "off"}, "other": 1}}):
         sent = SimpleNamespace(cache_salt=None, sampling_params=given)
@@ -92,6 +93,7 @@ def test_headers_are_options_of_any_request() -> None:
         ([("x-pic-salt", "a b")], "header x-pic-salt='a b'"),
         ([("x-pic-salt", "\xe9")], "header x-pic-salt="),
         ([("x-pic-salt", "s" * 257)], "header x-pic-salt='sss"),
+        ([("x-pic-mode", "off"), ("x-request-id-pic-mode", "off")], "header x-pic-mode: is there 2 times"),
         ([("x-pic-salt", "theirs"), ("x-pic-salt", "mine")], "header x-pic-salt: is there 2 times"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Options and the salt of a request in HTTP headers, which every API and every gateway hands on."""
+"""Options and the salt of a request in HTTP headers, which every API hands on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ OPTIONS: Final = {"x-pic-mode": "mode", "x-pic-preset": "preset", "x-pic-edit": 
 """By header, the option of `custom_params.pic` that it sets."""
 SALT: Final = "x-pic-salt"
 """The header that sets `cache_salt`."""
+THROUGH_GATEWAYS: Final = "x-request-id-pic-"
+"""Stands for `x-pic-` in headers that SGLang's gateways hand on: of unknown ones they take those of request ids."""
 
 _VALID_SALT = re.compile(r"[!-~]{1,256}")
 
@@ -38,7 +40,7 @@ def read(headers: Headers) -> Asked:
     """
     found = {}
     for name in (*OPTIONS, SALT):
-        values = headers.getlist(name)
+        values = [*headers.getlist(name), *headers.getlist(name.replace("x-pic-", THROUGH_GATEWAYS))]
         # Two of them may be a client's and a gateway's.
         if len(values) > 1:
             raise ConfigError(f"header {name}: is there {len(values)} times; send it once.")

@@ -65,7 +65,7 @@ class Planning:
         self.steps: tuple[PositionSteps, ...] = ()
         """Of the model; set while the server starts."""
         self._index, self._config, self.cost, self._auditor, self._pins = index, config, cost, auditor, pins
-        self._faults, self._modes = faults or Faults(), modes or Modes()
+        self._faults, self.modes = faults or Faults(), modes or Modes()
         self.max_sequences, self.max_keys = max_sequences, max_keys
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
@@ -101,7 +101,7 @@ class Planning:
         """Why a request that had not opted out is served as if it had; `None` where it is not."""
         if state.diverted is not None:
             return state.diverted
-        if not self._modes.is_on:
+        if not self.modes.is_on:
             return Fallback.SWITCHED
         return None if self._auditor.serves(state) else Fallback.AUDIT
 

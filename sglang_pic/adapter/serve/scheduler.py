@@ -52,6 +52,7 @@ def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
     hook("after", "managers.scheduler.Scheduler.record_weight_version_change", after_weights)
     updater = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     hook("after", f"{updater}.end_weight_update", after_weights)
+    modes.install()
     install_details()
 
 
