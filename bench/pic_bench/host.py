@@ -152,7 +152,9 @@ class _Host:
         self.in_tree = _Stopwatch(self.tree, "match_prefix", "path_device_indices", "lock", "unlock")
         self.table = torch.arange(at, at + longest, dtype=torch.int32).unsqueeze(0)
         pins = Pins(index, 0, Series((), None))
-        self.planning = Planning(index, config, cost=None, max_sequences=4096, auditor=Auditor(), pins=pins)
+        self.planning = Planning(
+            index, config, cost=None, max_sequences=4096, max_keys=1 << 24, auditor=Auditor(), pins=pins
+        )
         self.accounting = accounting.Accounting(Series(accounting.METRICS, None))
         self.publication = Publication(index, frozenset())
         self.runner: Any = SimpleNamespace(

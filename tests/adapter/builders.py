@@ -27,7 +27,7 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.scheduler import receive
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState, Rows
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Run, as_tokens
 
@@ -82,7 +82,7 @@ def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
 
 def splice(prefix_len: int, end: int, *runs: tuple[int, int, int], slots: int = 900) -> PendingSplice:
     """Such a plan on its way to the pass; the row for position `p` is read from slot `slots + p`."""
-    sources = [torch.arange(slots + start, slots + end) for start, end, _ in runs]
+    sources = [Rows(torch.arange(slots + start, slots + end)) for start, end, _ in runs]
     return PendingSplice(plan(prefix_len, end, *runs), sources)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
@@ -19,7 +20,7 @@ from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.renewal import Renewal
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.core import ContentIndex, Exactness, Plan
 from tests.adapter import builders
 
@@ -59,7 +60,7 @@ class Cache:
             locks.callback(self.unlock)
             self.num_locked += 1
             made = msgspec.structs.replace(req.plan, prefix_len=prefix_len)
-            req.pic.pending = PendingSplice(made, [], locks)
+            req.pic.pending = PendingSplice(made, [Rows(torch.arange(run.num_tokens)) for run in made.runs], locks)
 
     def give_back_pin(self, _: object) -> bool:
         return False

@@ -14,7 +14,7 @@ from sglang.srt.lora.lora_manager import LoRAManager
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from tests.adapter.builders import BareRunner, extend_batch, plan, request_state, splice
 from tests.e2e import plugins
 
@@ -23,7 +23,7 @@ def test_mixed_batch_layout() -> None:
     """Two requests with runs around one without; every list checked by hand."""
     released: list[str] = []
     first = splice(4, 20, (6, 12, -3), slots=894)
-    last = PendingSplice(plan(0, 9, (1, 3, 5), (3, 7, 8)), [torch.tensor([70, 71]), torch.arange(50, 54)])
+    last = PendingSplice(plan(0, 9, (1, 3, 5), (3, 7, 8)), [Rows(torch.tensor([70, 71])), Rows(torch.arange(50, 54))])
     for each, name in ((first, "a"), (last, "b"), (last, "c")):
         each.locks.callback(released.append, name)
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
@@ -46,13 +46,22 @@ def test_mixed_batch_layout() -> None:
 def test_window_slots_are_those_of_the_plan() -> None:
     """Read while the donors were locked; of a run that a chunk cuts short the first ones."""
     first, last = splice(4, 20, (6, 12, -3)), splice(0, 9, (1, 3, 5), (3, 7, 8))
-    first.window_slots, last.window_slots = [torch.arange(30, 36)], [torch.tensor([50, 51]), torch.arange(60, 64)]
+    windows = {0: [torch.arange(30, 36)], 1: [torch.tensor([50, 51]), torch.arange(60, 64)]}
+    for at, each in enumerate((first, last)):
+        each.rows = [rows._replace(window_slots=slots) for rows, slots in zip(each.rows, windows[at], strict=True)]
     last.plan = last.plan.clip(6)
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
     gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 6], [16, 5, 6], rows, torch.device("cpu"))
     assert gap.splice.windows is not None
     assert gap.splice.windows.tolist() == [*range(30, 36), 50, 51, 60, 61]
     assert len(gap.splice.src) == len(gap.splice.windows)
+
+
+def test_a_run_without_rows_is_an_error() -> None:
+    pending = splice(0, 9, (1, 3, 5), (3, 7, 8))
+    del pending.rows[-1]
+    with pytest.raises(ValueError, match="shorter"):
+        build_gap_batch([pending], [0], [9], [9], [torch.arange(64)], torch.device("cpu"))
 
 
 def test_slots_stay_until_the_pass_has_read_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from sglang_pic.adapter.serve.cache import INDEXED_STORE, PicRadixCache
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.adapter.serve.host_tier import HostTier, OnDevice
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.core import Run
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform import host_tier as platform
@@ -213,8 +213,11 @@ def test_a_splice_waits_for_no_load_but_its_donors(donor: tuple[int, int, int], 
 
 def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     """Also if the plan was clipped since: what is left of the second run is on the device as a whole."""
-    device, host = [torch.arange(3), torch.arange(50, 58)], [torch.arange(100, 107), torch.arange(200, 204)]
-    pending = PendingSplice(plan(0, 60, (10, 20, 4), (30, 42, 4)), device, host_slots=host)
+    first, last = (
+        Rows(torch.arange(3), None, torch.arange(100, 107)),
+        Rows(torch.arange(50, 58), None, torch.arange(200, 204)),
+    )
+    pending = PendingSplice(plan(0, 60, (10, 20, 4), (30, 42, 4)), [first, last])
 
     def read(found: list[tuple[Run, torch.Tensor]]) -> list[Any]:
         return [(run.target_start, run.target_end, run.shift, slots.tolist()) for run, slots in found]

@@ -28,7 +28,7 @@ from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.media import Images, tokens_of
 from sglang_pic.adapter.serve.planning import turns_of
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions
 from sglang_pic.models import vision
@@ -197,8 +197,9 @@ class Bench:
 
     def spliced(self, req: Any, plan: Plan, turns: list[int]) -> torch.Tensor:
         self.view.fill(self.written, 0xFF)
-        sources = [self.donor[run.donor_start : run.donor_end] for run in plan.runs]
-        pending, num_tokens = PendingSplice(plan, sources, turns=turns), plan.end
+        slots = [self.donor[run.donor_start : run.donor_end] for run in plan.runs]
+        rows = [Rows(each, turn=turn) for each, turn in zip(slots, turns, strict=True)]
+        pending, num_tokens = PendingSplice(plan, rows), plan.end
         batch = self.batch(req, self.written)
         hand_over(batch, build_gap_batch([pending], [0], [num_tokens], [num_tokens], [self.row], self.view.device))
         return self.forward(batch)

@@ -198,21 +198,12 @@ class Planning:
         plan = self._best_plan(req, resolver, tokens, start, options)
         state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
         # Before the locks change hands: an exception finds all of them with the resolver.
-        turns = [] if self.images is None else turns_of(plan.runs, tokens, self.images)
+        turns = [None for _ in plan.runs] if self.images is None else turns_of(plan.runs, tokens, self.images)
         rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:
-            on_host = [each.host_slots for each in rows] if any(len(each.host_slots) for each in rows) else []
-            in_windows = [each.window_slots for each in rows if each.window_slots is not None]
-            state.pending = PendingSplice(
-                plan,
-                [each.slots for each in rows],
-                locks,
-                on_host,
-                in_windows,
-                [each.on_device for each in rows],
-                turns,
-            )
+            turned = [each._replace(turn=turn) for each, turn in zip(rows, turns, strict=True)]
+            state.pending = PendingSplice(plan, turned, locks)
 
     def _best_plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
         plans = [

@@ -19,6 +19,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
 from sglang_pic.adapter.serve.host_tier import NOTHING, HostTier, OnDevice, OnHost
 from sglang_pic.adapter.serve.media import plain_ids
+from sglang_pic.adapter.serve.state import Rows
 from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.core import Path, RowNames, Span, Tokens, intersect_spans
 
@@ -35,17 +36,6 @@ class _Resident(NamedTuple):
     """The tree's, at their end."""
     holes: Sequence[Span] = ()
     """Spans of them whose window rows are gone."""
-
-
-class Rows(NamedTuple):
-    """Where a span of a path is: slots of the pool, and behind them slots of the host, int64."""
-
-    slots: torch.Tensor
-    on_device: OnDevice
-    """Where `slots` are in the tree."""
-    host_slots: torch.Tensor
-    window_slots: torch.Tensor | None = None
-    """Of the same tokens as `slots`, where windows have a pool of their own."""
 
 
 class ResolveError(Exception):

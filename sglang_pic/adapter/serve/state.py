@@ -5,6 +5,7 @@ It hangs on SGLang's `Req` as the attribute `pic`, set when the request is built
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,46 +34,54 @@ class Counted(NamedTuple):
     """Of those, brought there from a store for this request."""
 
 
+class Rows(NamedTuple):
+    """Where the rows of a run, or of any span of a path, are."""
+
+    slots: torch.Tensor
+    """Of the first tokens, on the pool's device, int64."""
+    on_device: OnDevice | None = None
+    """Where `slots` are in the tree; None where they are of nobody's path."""
+    host_slots: torch.Tensor | None = None
+    """The host's slots of the rest, int64, in host memory."""
+    window_slots: torch.Tensor | None = None
+    """Of the same tokens as `slots`, read while the donor was locked, where windows have a pool of their own. Nothing
+    is on the host then."""
+    turn: int | None = None
+    """By how many positions the keys turn; None where that is the run's shift. Nothing is on the host otherwise."""
+
+
 @dataclass(slots=True)
 class PendingSplice:
     """A plan on its way to the forward pass, with its donors' slots."""
 
     plan: Plan
-    slots: list[torch.Tensor]
-    """For each run of the plan the slots that its first tokens are read from: `[run.num_tokens]` or longer if it is on
-    the device as a whole; int64, on the pool's device."""
+    rows: list[Rows]
+    """For each run where it is read from. A plan that was clipped since has fewer and shorter runs: the first ones."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Keeps the donors' rows in the tree. Whoever holds the splice closes it, once the rows have been copied or are not
     needed any more."""
-    host_slots: list[torch.Tensor] = field(default_factory=list)
-    """For each run the host's slots of the rest, int64, in host memory; empty where all is on the device."""
-    window_slots: list[torch.Tensor] = field(default_factory=list)
-    """For each run its slots in the pool for windows, as `slots`, read while the donor was locked; empty where there is
-    no such pool. Nothing is on the host then."""
 
-    donors: list[OnDevice] = field(default_factory=list)
-    """Where `slots` are in the tree, or all that the plan had before it was clipped."""
-    turns: list[int] = field(default_factory=list)
-    """For each run by how many positions its keys turn; empty where that is its shift. Nothing is on the host then."""
+    @property
+    def donors(self) -> list[OnDevice]:
+        """Where what is read of the device is in the tree."""
+        return [rows.on_device for _, rows in self._by_run if rows.on_device is not None]
 
     @property
     def shifts(self) -> list[int]:
         """For each of `sources`, then of `fetches`, by how many positions its keys turn."""
-        return self.turns[: len(self.plan.runs)] or [run.shift for run, _ in (*self.sources, *self.fetches)]
+        turns = [rows.turn for _, rows in self._by_run if rows.turn is not None]
+        return turns or [run.shift for run, _ in (*self.sources, *self.fetches)]
 
     @property
     def sources(self) -> list[tuple[Run, torch.Tensor]]:
         """The plan's runs as far as they are on the device, each with the slots it is read from."""
-        # A clipped plan has fewer runs: the first ones.
-        found = [(run, slots[: run.num_tokens]) for run, slots in zip(self.plan.runs, self.slots, strict=False)]
-        if not self.host_slots:
-            return found
+        found = [(run, rows.slots[: run.num_tokens]) for run, rows in self._by_run]
         return [(_part(run, 0, len(slots)), slots) for run, slots in found if len(slots)]
 
     @property
     def window_sources(self) -> list[torch.Tensor]:
         """For each of `sources` its slots in the pool for windows, if there is one."""
-        return [slots[: run.num_tokens] for run, slots in zip(self.plan.runs, self.window_slots, strict=False)]
+        return [rows.window_slots[: run.num_tokens] for run, rows in self._by_run if rows.window_slots is not None]
 
     @property
     def num_fetched(self) -> int:
@@ -83,11 +92,16 @@ class PendingSplice:
     def fetches(self) -> list[tuple[Run, torch.Tensor]]:
         """What of the runs is on the host, each with the host's slots it is read from."""
         found = []
-        for run, slots, host_slots in zip(self.plan.runs, self.slots, self.host_slots, strict=False):
-            num_left = run.num_tokens - len(slots)
-            if num_left > 0:
-                found.append((_part(run, len(slots), run.num_tokens), host_slots[:num_left]))
+        for run, rows in self._by_run:
+            start, end = len(rows.slots), run.num_tokens
+            if start < end:
+                assert rows.host_slots is not None, "what is not on the device is on the host"
+                found.append((_part(run, start, end), rows.host_slots[: end - start]))
         return found
+
+    @property
+    def _by_run(self) -> Iterator[tuple[Run, Rows]]:
+        return zip(self.plan.runs, self.rows[: len(self.plan.runs)], strict=True)
 
 
 @dataclass(slots=True)

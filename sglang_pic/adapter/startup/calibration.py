@@ -21,7 +21,7 @@ from sglang_pic.adapter.probe.slots import borrow_slots, longest_borrowed, map_w
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.core import CostModel, Path, Plan, Run
 from sglang_pic.core.costs import FEW_TOKENS, SEQUENCES, GapTimings, Timing, learn_costs
 from sglang_pic.runtime.splice import Splicer
@@ -149,7 +149,7 @@ class _Stopwatch:
                 )
 
             def lay_out(plan: Plan) -> GapBatch:
-                pending = PendingSplice(plan, [donor[run.target_start : run.target_end] for run in plan.runs])
+                pending = PendingSplice(plan, [Rows(donor[run.target_start : run.target_end]) for run in plan.runs])
                 return build_gap_batch([pending], [context_len], [total], [total], [row], input_ids.device)
 
             def compute(plan: Plan) -> None:

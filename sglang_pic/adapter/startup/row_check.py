@@ -22,7 +22,7 @@ from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.core import Path, Plan, Run
 from sglang_pic.errors import ContractError
 from sglang_pic.runtime.checks.gap_rows import GapErrors, GapRows, judge_gaps, measure_gaps, read_rows
@@ -116,7 +116,7 @@ class _Bench:
             Run(target_start=start, target_end=end, donor_start=position + start, donor=donor, seam_len=0)
             for start, end in spans
         )
-        pending = PendingSplice(Plan(prefix_len=0, end=_NUM_TOKENS, runs=runs), [there[a:b] for a, b in spans])
+        pending = PendingSplice(Plan(prefix_len=0, end=_NUM_TOKENS, runs=runs), [Rows(there[a:b]) for a, b in spans])
         batch = self._batch(given, written, 0)
         gap = build_gap_batch([pending], [0], [_NUM_TOKENS], [_NUM_TOKENS], [self.row], view.device)
         if self.draft_input is not None:

@@ -22,7 +22,7 @@ from sglang_pic.adapter.probe.slots import PoolTooSmallError, borrow_slots
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
 from sglang_pic.adapter.startup.tokenizer import Tokenizer
 from sglang_pic.config import PicConfig
@@ -164,7 +164,9 @@ class _Bench:
         for run in plan.runs:
             given[run.target_start : run.target_end] += 1
         batch = self._batch((given % self.runner.model_config.vocab_size).tolist(), self.spliced)
-        gap = build_gap_batch([PendingSplice(plan, rows)], [0], [total], [total], [self.row], batch.input_ids.device)
+        gap = build_gap_batch(
+            [PendingSplice(plan, [*map(Rows, rows)])], [0], [total], [total], [self.row], batch.input_ids.device
+        )
         if not rotate:
             gap.splice.shifts.zero_()
         hand_over(batch, gap)
