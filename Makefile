@@ -197,7 +197,7 @@ soak: setup ## SECONDS=600 of overload and faults: nothing lost, leaked, stale o
 	$(PIP) install -qq --target $@ 'smg==1.13.0'
 
 .PHONY: fleet
-fleet: setup .versions/smg ## 3 servers behind the real gateway, by its own policies and by content; runs/fleet/page.md; ARGS='--kill 30'
+fleet: setup .versions/smg ## 3 servers behind the real gateway, by its own policies and by content (needs haproxy); runs/fleet/page.md; ARGS='--kill 30'
 	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
 	$(BIN)/python -m pic_bench.fleet --model $(MODEL) --logs runs/fleet --page runs/fleet/page.md $(ARGS)
 

@@ -36,7 +36,7 @@ EXTRAS = {
     "bench": ("jinja2", "locust", "markdown_it", "matplotlib", "psutil", "scipy"),
     "census": ("jinja2", "rich", "tokenizers"),
     "client": ("httpx",),
-    "route": ("httpx", "jinja2", "starlette", "tokenizers", "uvicorn"),
+    "route": ("aiohttp", "jinja2", "tokenizers"),
 }
 """The extras of this package and the modules that they install; other modules come with SGLang."""
 # Fixed, so that help text is the same in every terminal and in the README.

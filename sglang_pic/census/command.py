@@ -12,7 +12,6 @@ from pic_traces.pace import Pace
 from pic_traces.source import TRACE_HELP
 from tqdm import tqdm
 
-from sglang_pic.census.gateway import Routing
 from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
@@ -22,7 +21,6 @@ from sglang_pic.census.inputs import (
     with_progress,
 )
 from sglang_pic.census.lasting import LEAST_WINDOWS, Lasting, Setup, simulate_lasting
-from sglang_pic.census.routing import Fleet, Routings, simulate_routing
 from sglang_pic.census.simulate import CacheScope
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
@@ -84,32 +82,6 @@ def _add_lasting_arguments(parser: argparse.ArgumentParser) -> None:
         "--pause-s", type=float, default=15.0, metavar="S", help="mean pause between a session's calls (default: 15)"
     )
     group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
-    _add_routing_arguments(group)
-
-
-def _add_routing_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--routing",
-        nargs="+",
-        choices=[routing.value for routing in Routing],
-        metavar="POLICY",
-        help="compare policies of a router instead: content (this plugin's), cache_aware and "
-        "round_robin (modelled on SGLang's gateway), behind_head (cache_aware, told the tokens behind what changes)",
-    )
-    group.add_argument(
-        "--pool-tokens",
-        type=int,
-        metavar="N",
-        help="with --routing: tokens that the pool of each server holds (default: all)",
-    )
-    group.add_argument(
-        "--restart",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="with --routing: so many of the servers restart and hold nothing, before the second half of the calls "
-        "(default: none)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,8 +99,6 @@ def run(args: argparse.Namespace) -> int:
 
     check_inputs(args)
     config = policy_of(args)
-    if args.routing is not None:
-        return _run_routing(args, config)
     if args.hours is not None:
         return _run_lasting(args, config)
     survey = Survey(
@@ -169,49 +139,6 @@ def _run_lasting(args: argparse.Namespace, config: CoreConfig) -> int:
     return 0
 
 
-def _run_routing(args: argparse.Namespace, config: CoreConfig) -> int:
-    from sglang_pic.census.table import render_routings
-
-    fleet, routings = _fleet_of(args), [Routing(name) for name in args.routing]
-    sessions = [(file, session) for file in args.files for session in read_sessions(file, args.limit_sessions)]
-    num_calls = sum(session.num_calls for _, session in sessions)
-    services = simulate_routing(sessions, load_encoder(args.tokenizer), config, fleet, routings)
-    is_hidden = args.quiet or not sys.stderr.isatty()
-    num_services = (1 + len(routings)) * num_calls
-    *_, result = tqdm(services, total=num_services, unit="call", file=sys.stderr, disable=is_hidden)
-    assert isinstance(result, Routings), "the result comes last"
-    print(msgspec.json.format(msgspec.json.encode(result)).decode() if args.json else render_routings(result))
-    return 0
-
-
-def _fleet_of(args: argparse.Namespace) -> Fleet:
-    """What the arguments say.
-
-    Raises:
-        ConfigError: a value is not allowed.
-    """
-    if args.hours is None:
-        raise ConfigError("--routing: needs --hours H, within which sessions start.")
-    if not 0 < args.hours < math.inf:
-        raise ConfigError(f"--hours={args.hours!r}: must be more than 0.")
-    if args.store or args.host_share or args.upper_bound or args.shared_cache:
-        raise ConfigError("--store, --host-share, --upper-bound and --shared-cache have no meaning with --routing.")
-    if not 0 <= args.restart < 1:
-        raise ConfigError(f"--restart={args.restart!r}: must be 0 or more, and less than 1.")
-    if args.pool_tokens is not None and args.pool_tokens < 1:
-        raise ConfigError(f"--pool-tokens={args.pool_tokens!r}: must be 1 or more; leave it out to evict nothing.")
-    _check_pace(args)
-    pace = Pace(args.hours * 3600, args.pause_s, args.pace_seed)
-    return Fleet(pace, args.servers, args.restart, args.pool_tokens)
-
-
-def _check_pace(args: argparse.Namespace) -> None:
-    if args.servers < 1:
-        raise ConfigError(f"--servers={args.servers!r}: must be 1 or more; 1 is the default.")
-    if not 0 <= args.pause_s < math.inf:
-        raise ConfigError(f"--pause-s={args.pause_s!r}: must be 0 or more seconds.")
-
-
 def _setup_of(args: argparse.Namespace) -> Setup:
     """What the arguments say.
 
@@ -227,7 +154,10 @@ def _setup_of(args: argparse.Namespace) -> Setup:
         raise ConfigError(
             f"--host-share={args.host_share!r}: must be at least --pool-share={args.pool_share!r} and at most 1, or 0."
         )
-    _check_pace(args)
+    if args.servers < 1:
+        raise ConfigError(f"--servers={args.servers!r}: must be 1 or more; 1 is the default.")
+    if not 0 <= args.pause_s < math.inf:
+        raise ConfigError(f"--pause-s={args.pause_s!r}: must be 0 or more seconds.")
     if args.hours * 60 < LEAST_WINDOWS * args.windows:
         raise ConfigError(
             f"--hours={args.hours!r}: must hold {LEAST_WINDOWS} or more windows of {args.windows:g} minutes; "

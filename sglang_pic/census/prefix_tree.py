@@ -60,10 +60,6 @@ class PrefixTree:
         """How many leading tokens of a path are stored; they count as used."""
         return self._reach(path)[1]
 
-    def stored_len(self, path: Tokens) -> int:
-        """As `resident_len`, of which the tree takes no note."""
-        return self._trie.walk(path)[1]
-
     def insert(self, path: Tokens, call: int) -> int:
         """Store the path of a call, then evict what is too much.
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from functools import partial
 
@@ -84,8 +84,6 @@ class Cache:
         pool_tokens: evict what is beyond the pool, and keep the index within its bounds; None does neither.
         store: other servers read and write it, too.
         lexicon: shared with caches of the same encoder; its own one by default.
-        watch: as for `ContentIndex`; where it is given the index is told what the pool evicts, as on a server with
-            content events.
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class Cache:
         pool_tokens: int | None = None,
         store: Store | None = None,
         lexicon: Lexicon | None = None,
-        watch: Callable[[Hashable, int, int], None] | None = None,
     ) -> None:
         server = PicConfig()
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
@@ -103,8 +100,7 @@ class Cache:
             config = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
         self._encoder = encoder
         self._lexicon = Lexicon() if lexicon is None else lexicon
-        self._index = ContentIndex(config, lexicon=self._lexicon, watch=watch)
-        self._forgets_evicted = watch is not None and pool_tokens is not None
+        self._index = ContentIndex(config, lexicon=self._lexicon)
         self._prefixes = PrefixTree(pool_tokens)
         resolve = _resident if pool_tokens is None else self._resolve
         self._plan = partial(self._index.plan, _NAMESPACE, resolve=resolve, options=options)
@@ -146,8 +142,6 @@ class Cache:
             generations=[(max(run.target_start, stored), run.generation) for run in plan.runs],
             delimiters=self._encoder.delimiters,
         )
-        if self._forgets_evicted:
-            self._forget_evicted()
         if self._store is not None:
             exact_end = self._index.exactness(_NAMESPACE, path).exact_len
             # As on the server, which writes a node whole or not at all.
@@ -184,12 +178,6 @@ class Cache:
                     delimiters=self._encoder.delimiters,
                 )
                 self.num_loaded += end - start
-
-    def _forget_evicted(self) -> None:
-        """As the server does after a round, but for as long as it finds something."""
-        index, tree = self._index, self._prefixes
-        while index.num_tokens > tree.num_tokens and index.recheck_oldest(lambda _, path: tree.stored_len(path)):
-            pass
 
     def _resolve(self, path: Path, end: int) -> int:
         return self._prefixes.resident_len(path.tokens(end))

@@ -12,7 +12,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from sglang_pic.census.lasting import Lasting, Window
-from sglang_pic.census.routing import PREFILL_TOKENS_PER_S, IndexCost, Routed, Routings
 from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
 from sglang_pic.census.trend import Trend
 from sglang_pic.census.windows import WINDOW_LEN
@@ -119,52 +118,6 @@ def render_lasting(result: Lasting) -> str:
         f"{result.warmup_windows} windows, until the pool is full, do not count for a trend. recovered: chunk / (chunk "
         "+ new), the share of stock SGLang's computed tokens that is saved. of unlimited: prefix + chunk, as a share "
         "of the same of a cache without limit. Intervals: 95 %, by resampling windows.",
-    )
-
-
-def render_routings(result: Routings) -> str:
-    """The policies as a table, and below it what the index costs."""
-    table = Table(box=None, pad_edge=False)
-    headers = ("", "computed", "to one", "second half", "busiest / mean", "TTFT p50", "p99")
-    for header in headers:
-        table.add_column(header, justify="right" if header else "left")
-    one = result.policies[0].computed_tokens
-    for each in result.policies:
-        table.add_row(
-            each.routing,
-            _percent(_ratio(each.computed_tokens, result.prompt_tokens)),
-            f"{each.computed_tokens / one:.2f}" if one else _MISSING,
-            _percent(_ratio(each.second_half_tokens, result.second_half_tokens)),
-            f"{each.busiest_to_mean:.2f}",
-            f"{each.ttft_p50_s:.3f} s",
-            f"{each.ttft_p99_s:.3f} s",
-        )
-    restarts = f" {result.restart_share:.0%} of the servers restart before the second half." * bool(
-        result.restart_share
-    )
-    size = result.pool_tokens
-    pools = "none of which evicts" if size is None else f"each with a pool of {_tokens(size)}"
-    return as_text(
-        f"{result.sessions:,} sessions start within {result.hours:g} h and pause {result.pause_s:g} s between calls, "
-        f"on {result.servers:,} servers with the plugin, {pools}.{restarts}",
-        "",
-        table,
-        "",
-        *(_index_cost(each, each.index, result.calls) for each in result.policies if each.index is not None),
-        "",
-        "computed: share of the prompt tokens, also of the second half of the calls. one: a single server with the "
-        f"pools of all; to one: computed tokens to its. TTFT: simulated, servers compute {PREFILL_TOKENS_PER_S:,} "
-        "tokens a second one prompt after the other, and answers take no time.",
-    )
-
-
-def _index_cost(policy: Routed, cost: IndexCost, num_calls: int) -> str:
-    per_million = 1e6 * cost.num_bytes / max(1, policy.cached_tokens)
-    return (
-        f"{policy.routing}: the index holds {cost.names:,} names, in {per_million:,.0f} bytes for a million cached "
-        f"tokens; servers told {cost.told_bytes / num_calls:,.0f} bytes a call. Of processor time a call took "
-        f"{1e6 * cost.cut_s / num_calls:,.0f} us for its sketch and {1e6 * cost.route_s / num_calls:,.0f} us for its "
-        "choice."
     )
 
 

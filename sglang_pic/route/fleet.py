@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,9 @@ from sglang_pic.route.wire import SILENT_S, Cutting, Told, decode, unpack
 ASSUMED_S: Final = 60.0
 """A server that gets a prompt is thought to hold its text for so long; by then it has told so itself."""
 
+MAX_DELIMITERS: Final = 1024
+"""Most delimiters that a server may name: a prompt is searched for each."""
+
 
 @dataclass(slots=True)
 class _Heard:
@@ -33,6 +36,8 @@ class _Heard:
     num_bytes: int = 0
     num_gaps: int = 0
     error: str = ""
+    cutting: Cutting | None = None
+    """How it cuts; None where it is not there."""
     assumed: dict[int, float] = field(default_factory=dict)
     """Names that it has not told yet, and until when they count, oldest first; shrinks with time, or when it tells."""
 
@@ -44,8 +49,8 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether prompts are routed to it."""
     num_names: int
     """Chunks that it is known to hold."""
-    outstanding_tokens: int
-    """Tokens that it is thought to have to compute for requests that have not ended."""
+    waiting_tokens: int
+    """Tokens that its requests are thought to wait for."""
     num_messages: int
     num_bytes: int
     """Of content events."""
@@ -58,17 +63,17 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet:
     """What all servers told. Not thread-safe.
 
+    Prompts go to the servers that cut as most of them do; of as many, as the first of `servers`.
+
     Args:
-        servers: their addresses, as the gateway has them.
-        on_new: called with a server and the names of chunks that it did not hold before.
+        servers: their addresses.
     """
 
-    def __init__(self, servers: Iterable[str], on_new: Callable[[str, list[int]], None] | None = None) -> None:
-        self._on_new = on_new
+    def __init__(self, servers: Iterable[str]) -> None:
         self._heard = {server: _Heard() for server in servers}
         self.balancer = Balancer(FleetIndex())
         self.cutting: Cutting | None = None
-        """How the servers that are there cut; None where none is."""
+        """How the servers that prompts may go to cut; None where there is none."""
 
     def take(self, server: str, data: bytes, now: float) -> bool:
         """Take a message of a server; False where one is missing and the server has to tell everything anew.
@@ -83,7 +88,6 @@ class Fleet:
         heard.num_bytes += len(data)
         try:
             told = decode(data)
-            heard.error = ""
         except (ValueError, msgspec.DecodeError) as error:
             self._give_up(server, f"not a message: {error}")
             return True
@@ -107,14 +111,13 @@ class Fleet:
         heard = self._heard.get(server)
         if heard is None or server not in self.balancer.servers:
             return
-        fresh = self.balancer.index.missing(server, names)
-        self.balancer.index.add(server, fresh)
-        heard.assumed.update(dict.fromkeys(fresh.tolist(), now + ASSUMED_S))
+        fresh = self.balancer.index.add(server, names.tolist())
+        heard.assumed.update(dict.fromkeys(fresh, now + ASSUMED_S))
 
     def leave_silent(self, now: float) -> None:
         """Leave out servers that have been silent."""
         for server, heard in self._heard.items():
-            if now - heard.at > SILENT_S:
+            if heard.cutting is not None and now - heard.at > SILENT_S:
                 self._leave(server)
 
     def expire(self, now: float) -> None:
@@ -126,18 +129,21 @@ class Fleet:
                 for name in late:
                     del heard.assumed[name]
 
-    def route(self, sketched: Sketched) -> Route | None:
-        """As `Balancer.route`."""
-        return self.balancer.route(sketched)
+    def route(self, sketched: Sketched, now: float) -> Route | None:
+        """As `Balancer.route`; the text counts as held before the server says so."""
+        route = self.balancer.route(sketched, now)
+        if route is not None:
+            self.assume(route.server, sketched.names, now)
+        return route
 
-    def status(self) -> dict[str, ServerStatus]:
+    def status(self, now: float) -> dict[str, ServerStatus]:
         """What is known of each server."""
         there = set(self.balancer.servers)
         return {
             server: ServerStatus(
                 is_there=server in there,
                 num_names=self.balancer.index.num_names(server),
-                outstanding_tokens=self.balancer.outstanding(server) if server in there else 0,
+                waiting_tokens=round(self.balancer.waiting(server, now)),
                 num_messages=heard.num_messages,
                 num_bytes=heard.num_bytes,
                 num_gaps=heard.num_gaps,
@@ -147,26 +153,35 @@ class Fleet:
         }
 
     def _begin(self, server: str, heard: _Heard, told: Told, cutting: Cutting) -> bool:
-        others = [each for each in self.balancer.servers if each != server]
-        if not cutting.is_known or (others and cutting != self.cutting):
-            self._give_up(server, "cuts text otherwise than the other servers, or than this router: set them up alike")
+        if not cutting.is_known or len(cutting.delimiters) > MAX_DELIMITERS:
+            self._give_up(server, "cuts text in a way that this router does not know: update both")
             return True
-        if cutting != self.cutting:
-            self.cutting = cutting
         self._forget(server)
-        self.balancer.join(server)
+        heard.cutting = cutting
         self._apply(server, heard, told)
+        self._settle()
         return True
+
+    def _settle(self) -> None:
+        """Have prompts go to the servers that cut as most do."""
+        known = [heard.cutting for heard in self._heard.values() if heard.cutting is not None]
+        self.cutting = max(known, key=known.count, default=None)
+        for server, heard in self._heard.items():
+            if heard.cutting is not None and heard.cutting == self.cutting:
+                heard.error = ""
+                self.balancer.join(server)
+                continue
+            self.balancer.leave(server)
+            if heard.cutting is not None:
+                heard.error = "cuts text otherwise than most servers: set them up alike"
 
     def _apply(self, server: str, heard: _Heard, told: Told) -> None:
         heard.run, heard.next_number = told.run, told.number + 1
-        held, gone = unpack(told.held), unpack(told.gone)
+        held, gone = unpack(told.held).tolist(), unpack(told.gone).tolist()
         self.balancer.index.add(server, held)
         self.balancer.index.remove(server, gone)
-        for name in [*held.tolist(), *gone.tolist()] if heard.assumed else ():
+        for name in [*held, *gone] if heard.assumed else ():
             heard.assumed.pop(name, None)
-        if self._on_new is not None and told.begins is None:
-            self._on_new(server, held.tolist())
 
     def _give_up(self, server: str, error: str) -> None:
         self._heard[server].error = error
@@ -178,7 +193,5 @@ class Fleet:
 
     def _leave(self, server: str) -> None:
         self._forget(server)
-        self._heard[server].next_number = -1
-        self.balancer.leave(server)
-        if not self.balancer.servers:
-            self.cutting = None
+        self._heard[server].next_number, self._heard[server].cutting = -1, None
+        self._settle()

@@ -1,16 +1,16 @@
 """Where a prompt goes: to the server with least to compute until it is done; a busy one's tokens cost more.
 
-Deterministic: neither clocks nor chance; time is what servers computed.
+Nothing is booked that a lost answer could leave behind: what a server was given counts less with every token that
+servers are given, and what its requests wait for with every second.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
+from statistics import fmean
 from typing import Final, NamedTuple
 
-import numpy as np
-
-from sglang_pic.route.index import FleetIndex, Server
+from sglang_pic.route.index import FleetIndex
 from sglang_pic.route.sketch import Sketched
 
 # A token costs exp(STEEPNESS * (x - 1)) on a server that got x times what servers get on average. A flatter price
@@ -28,94 +28,74 @@ _MAX_EXPONENT: Final = 50.0
 HALF_LIFE_TOKENS: Final = 200_000
 """What a server got counts half after servers got so many computed tokens more, each."""
 
+WAITING_HALF_LIFE_S: Final = 2.0
+"""Half of what requests wait for is thought to be computed after so long."""
+
 
 class Route(NamedTuple):
-    """Where a prompt goes; the receipt that `end` takes back."""
+    """Where a prompt goes."""
 
-    server: Server
+    server: str
     num_computed: int
     """Tokens that the server is thought to compute."""
-    number: int
-    """Counts routes."""
 
 
 class Balancer:
-    """Chooses a server for each prompt, and keeps account of what each of them has to compute. Not thread-safe.
+    """Chooses a server for each prompt, and keeps account of what each of them got. Not thread-safe.
 
     Args:
-        index: what servers told; forgets a server that leaves.
+        index: what servers told.
     """
 
     def __init__(self, index: FleetIndex) -> None:
         self.index = index
-        # By a server's place: computed tokens of its requests that have not ended, and of all, older ones counting
-        # less. Shrink with `leave`.
-        self._places: dict[Server, int] = {}
-        self._outstanding = np.zeros(0, dtype=np.int64)
-        self._recent = np.zeros(0)
-        # The requests that have not ended; shrinks with `end` and `leave`.
-        self._open: dict[int, Route] = {}
-        self._numbers = itertools.count()
+        # Of the servers that prompts may go to: computed tokens that they got, older ones counting less, and those that
+        # requests are thought to wait for, at the moment of the last route. Shrink with `leave`.
+        self._recent: dict[str, float] = {}
+        self._waiting: dict[str, float] = {}
+        self._routed_at = 0.0
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[str]:
         """Those that prompts may go to, in the order in which they joined."""
-        return list(self._places)
+        return list(self._recent)
 
-    def outstanding(self, server: Server) -> int:
-        """Computed tokens of a server's requests that have not ended."""
-        return int(self._outstanding[self._places[server]])
+    def waiting(self, server: str, now: float) -> float:
+        """Tokens that a server's requests are thought to wait for."""
+        return self._waiting.get(server, 0.0) * 0.5 ** ((now - self._routed_at) / WAITING_HALF_LIFE_S)
 
-    def join(self, server: Server) -> None:
+    def join(self, server: str) -> None:
         """A server is there, also again. It counts as busy as the average, or all would go there at first."""
-        if server not in self._places:
-            self._places[server] = len(self._places)
-            self._outstanding = np.append(self._outstanding, 0)
-            self._recent = np.append(self._recent, self._recent.mean() if len(self._recent) else 0.0)
+        for got in (self._recent, self._waiting):
+            got.setdefault(server, fmean(got.values()) if got else 0.0)
 
-    def leave(self, server: Server) -> None:
-        """A server is gone; what it held is forgotten, and `end` of its requests does nothing."""
-        self.index.forget(server)
-        place = self._places.pop(server, None)
-        if place is None:
-            return
-        self._places = {other: number for number, other in enumerate(self._places)}
-        self._outstanding = np.delete(self._outstanding, place)
-        self._recent = np.delete(self._recent, place)
-        self._open = {number: route for number, route in self._open.items() if route.server != server}
+    def leave(self, server: str) -> None:
+        """A server is gone."""
+        for got in (self._recent, self._waiting):
+            got.pop(server, None)
 
-    def route(self, sketched: Sketched) -> Route | None:
+    def route(self, sketched: Sketched, now: float) -> Route | None:
         """Choose a server for a prompt; None where there is none. Of equal ones the one that got least, then the first.
 
         Cost: a look-up in the index, and O(servers).
         """
-        if not self._places:
+        if not self._recent:
             return None
-        costs = np.full(len(self._places), sketched.num_tokens, dtype=np.int64)
-        for server, num_held in self.index.held(sketched).items():
-            if (place := self._places.get(server)) is not None:
-                costs[place] -= num_held
-        costs += 1 + int(_LEAST_SHARE * sketched.num_tokens)
-        got = self._recent + _IDLE_TOKENS
-        prices = np.exp(np.minimum(_MAX_EXPONENT, _STEEPNESS * (got / got.mean() - 1)))
-        place = int(np.lexsort((self._recent, costs * prices + _WAIT_COST * self._outstanding))[0])
-        route = Route(self.servers[place], int(costs[place]), next(self._numbers))
-        self._outstanding[place] += route.num_computed
-        self._recent *= 0.5 ** (route.num_computed / (HALF_LIFE_TOKENS * len(self._places)))
-        self._recent[place] += route.num_computed
-        self._open[route.number] = route
+        self._waiting = {server: self.waiting(server, now) for server in self._waiting}
+        self._routed_at = now
+        held = self.index.held(sketched)
+        most = sketched.num_tokens + 1 + int(_LEAST_SHARE * sketched.num_tokens)
+        mean = fmean(self._recent.values()) + _IDLE_TOKENS
+
+        def cost(server: str) -> tuple[float, float]:
+            share = (self._recent[server] + _IDLE_TOKENS) / mean
+            price = math.exp(min(_MAX_EXPONENT, _STEEPNESS * (share - 1)))
+            return (most - held.get(server, 0)) * price + _WAIT_COST * self._waiting[server], self._recent[server]
+
+        server = min(self._recent, key=cost)
+        route = Route(server, most - held.get(server, 0))
+        aged = 0.5 ** (route.num_computed / (HALF_LIFE_TOKENS * len(self._recent)))
+        self._recent = {server: got * aged for server, got in self._recent.items()}
+        self._recent[server] += route.num_computed
+        self._waiting[server] += route.num_computed
         return route
-
-    def end(self, route: Route, num_computed: int | None = None) -> None:
-        """A request has ended, whatever came of it; a second time does nothing.
-
-        Args:
-            route: what `route` returned.
-            num_computed: tokens that the server really computed of the prompt, if it told.
-        """
-        if self._open.pop(route.number, None) is None:
-            return
-        place = self._places[route.server]
-        self._outstanding[place] -= route.num_computed
-        if num_computed is not None:
-            self._recent[place] = max(0.0, self._recent[place] + num_computed - route.num_computed)

@@ -17,6 +17,9 @@ from sglang_pic.core import Tokens, as_tokens
 from sglang_pic.route.sketch import Sketched, cut
 from sglang_pic.route.wire import Cutting, namespace_bytes
 
+# Of texts that were tokenized before.
+_CACHED_BYTES: Final = 1 << 28
+
 _OTHER_LANES: Final = ("mode", "preset", "edit")
 
 
@@ -61,12 +64,12 @@ class Prompts:
     """
 
     def __init__(self, tokenizer: str | None, salt: bytes) -> None:
-        self.salt = salt
+        self._salt = salt
         """The secret."""
         self._texts: TextEncoder | None = None
         if tokenizer is not None:
             folder = Path(tokenizer).expanduser()
-            self._texts = TextEncoder(load_tokenizer(folder))
+            self._texts = TextEncoder(load_tokenizer(folder), _CACHED_BYTES)
             self._chats = TemplateEncoder(tokenizer, self._texts, load_chat_template(folder))
 
     def sketch(self, data: bytes, cutting: Cutting) -> Sketched | None:
@@ -82,7 +85,7 @@ class Prompts:
             return None
         if namespace is None or tokens is None or not len(tokens):
             return None
-        return cut(tokens, namespace, self.salt, chunker=cutting.chunker, delimiters=frozenset(cutting.delimiters))
+        return cut(tokens, namespace, self._salt, chunker=cutting.chunker, delimiters=frozenset(cutting.delimiters))
 
     def _tokens(self, body: Body) -> Tokens | None:
         ids = body.input_ids or (body.prompt if isinstance(body.prompt, list) else None)

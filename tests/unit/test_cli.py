@@ -131,8 +131,8 @@ RUNS = {
     "skill": ("[client]", "sglang_pic.client", ["list"]),
     "route": (
         "[route]",
-        "sglang_pic.route.proxy",
-        ["--gateway", "http://g", "--server", "http://s=tcp://s:1", "--salt-file", "f"],
+        "sglang_pic.route.sidecar",
+        ["--server", "http://s:1=tcp://s:1", "--salt-file", "f"],
     ),
 }
 """The extra that a verb asks for, what its `run` imports, and words for it."""

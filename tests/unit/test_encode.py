@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 import tomllib
+import tracemalloc
 from collections.abc import Callable
 from functools import cache
 from itertools import cycle, pairwise
@@ -20,6 +22,7 @@ from pic_traces import Call, load
 from pic_traces.encode import EncodedCall, load_encoder
 from pic_traces.encode.standin import Vocabulary
 from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
+from pic_traces.encode.tokenizer import TextEncoder, load_tokenizer
 from pic_traces.errors import TraceError
 
 from tests.conftest import MODELS
@@ -347,10 +350,30 @@ def test_a_cache_forgets_what_was_not_used_longest() -> None:
         made.append(text)
         return TokenizedText(text, np.zeros(10, np.int32), np.zeros(10, np.int32))
 
-    cache = TokenizedCache(make, max_tokens=20)
+    cache = TokenizedCache(make, max_bytes=1200)
     for text in ("a", "b", "a", "c", "a", "b"):
         assert cache.get(text).text == text
     assert made == ["a", "b", "c", "b"]
+
+
+def test_a_cache_counts_what_short_texts_cost() -> None:
+    """Its bound is one of host memory, not of tokens: short texts cost tens of bytes for each."""
+    cache = TokenizedCache(lambda text: TokenizedText(text, np.zeros(1, np.int32), np.zeros(1, np.int32)))
+    texts = [f"text {number}" for number in range(20_000)]
+    tracemalloc.start()
+    for text in texts:
+        cache.get(text)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.7 < cache.num_bytes / (held + sum(map(sys.getsizeof, texts))) < 1.4
+
+
+def test_a_row_of_spaces_is_cut_in_linear_time(folders: Folders) -> None:
+    """Before a token that takes the spaces to its left with it, each space would be a beginning."""
+    encoder = TextEncoder(load_tokenizer(Path(folders("chatml"))))
+    begun = time.perf_counter()
+    assert list(encoder.cuts(" " * 100_000 + "a  <wide>b<wide> <wide>")) == [100_001, 100_010, 100_017]
+    assert time.perf_counter() - begun < 2
 
 
 @pytest.mark.skipif(not (MODELS / "smollm2" / "tokenizer.json").is_file(), reason="SmolLM2 is not prepared")

@@ -1,46 +1,51 @@
 """What servers tell and what a router makes of it: messages, the thread that sends them, and the sidecar itself.
 
-Servers, and the gateway that pins routing keys, are stand-ins; `make fleet` has the real ones.
+Servers are stand-ins, HAProxy is real; `make fleet` has real servers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import shutil
 import socket
+import statistics
+import subprocess
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import psutil
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from aiohttp import web
+from pic_bench.compare.server import free_port
 
+from sglang_pic.cli import main
 from sglang_pic.core import Chunker, ContentIndex, CoreConfig, as_tokens
 from sglang_pic.errors import ConfigError
 from sglang_pic.route import wire
-from sglang_pic.route.fleet import ASSUMED_S, SILENT_S, Fleet
+from sglang_pic.route.fleet import ASSUMED_S, MAX_DELIMITERS, SILENT_S, Fleet
 from sglang_pic.route.listeners import Listeners
 from sglang_pic.route.prompts import Prompts
-from sglang_pic.route.proxy import KEY_HEADER, WORKER_HEADER, Router
 from sglang_pic.route.publisher import Publisher, all_donors
+from sglang_pic.route.sidecar import DEADLINE_S, MAX_BODY_BYTES, Sidecar
 from sglang_pic.route.sketch import cut, salted
 from sglang_pic.route.wire import HEARTBEAT_S, MAX_NAMES, Cutting, Told, encode, pack
+from sglang_pic.route.workers import Workers
 from tests.e2e.listener import Listener
 
 SALT = b"a secret of servers and routers"
 CUTTING = Cutting.of(CoreConfig(), {7})
 PLAIN = wire.namespace_bytes(None, None)
-GATEWAY = "http://gateway"
 
 
 def text(seed: int, length: int = 2000) -> np.ndarray:
@@ -205,10 +210,10 @@ def test_messages_that_are_lost_late_or_of_another_kind_cost_what_a_server_told(
     nonsense = msgspec.structs.replace(CUTTING, chunk_avg_tokens=17)
     for other in (Cutting.of(CoreConfig(chunk_avg_tokens=32, chunk_max_tokens=128), {7}), nonsense):
         assert fleet.take("b", told(0, begins=other, held=[8]), 1.0)
-        assert "cuts text otherwise" in fleet.status()["b"].error
+        assert "cuts text" in fleet.status(1.0)["b"].error
     for junk in (b"", b"\xff" * 9, msgspec.msgpack.encode({"version": 2}), told(2, run=2)[:-3]):
         assert fleet.take("b", junk, 1.0)
-        assert "not a message" in fleet.status()["b"].error
+        assert "not a message" in fleet.status(1.0)["b"].error
     assert fleet.take("b", encode(Told(run=1, number=0, begins=CUTTING, held=bytes(8 * MAX_NAMES + 8))), 1.0)
     assert fleet.balancer.servers == ["a"]
     fleet.leave_silent(1.0 + SILENT_S)
@@ -234,7 +239,23 @@ def test_text_that_was_sent_counts_until_its_server_tells_or_does_not() -> None:
         fleet.take("a", told(fleet._heard["a"].next_number), at)
         fleet.expire(at)
         assert index.num_names("a") == left
-    assert index.missing("a", np.array([1, 2, 3, 4, 5], np.uint64)).tolist() == [2, 4, 5]
+    assert index.add("a", [1, 2, 3, 4, 5]) == [2, 4, 5]
+
+
+def test_servers_that_cut_as_most_do_get_prompts_whoever_speaks_first() -> None:
+    fleet = Fleet(["liar", "a", "b"])
+    other = Cutting.of(CoreConfig(chunk_avg_tokens=32, chunk_max_tokens=128), {7})
+    fleet.take("liar", told(0, begins=other, held=[1]), 0.0)
+    assert fleet.balancer.servers == ["liar"]
+    for server in ("a", "b"):
+        fleet.take(server, told(0, begins=CUTTING, held=[2]), 1.0)
+    assert (fleet.balancer.servers, fleet.cutting) == (["a", "b"], CUTTING)
+    assert "otherwise than most" in fleet.status(1.0)["liar"].error
+    many = msgspec.structs.replace(CUTTING, delimiters=list(range(MAX_DELIMITERS + 1)))
+    fleet.take("liar", told(1, begins=many), 1.0)
+    assert "does not know" in fleet.status(1.0)["liar"].error
+    fleet.take("liar", told(2, begins=CUTTING), 1.0)
+    assert (fleet.balancer.servers, fleet.status(1.0)["liar"].error) == (["a", "b", "liar"], "")
 
 
 @pytest.mark.parametrize(
@@ -275,179 +296,261 @@ def test_the_tokenizer_of_the_servers_reads_texts_and_messages(model_dir: Callab
     assert 500 < lengths[0] == lengths[1] < lengths[2]
 
 
-# The sidecar.
+# The sidecar, and HAProxy in front of servers.
 
 
-class StandIn:
-    """A gateway that pins routing keys, in front of servers by name; `dead` ones answer nothing."""
+class _Slow:
+    """Sketches that never come."""
+
+    async def sketch(self, data: bytes, cutting: Cutting) -> None:
+        await asyncio.sleep(60)
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+@contextmanager
+def running(sidecar: Sidecar) -> Iterator[str]:
+    """The sidecar's address; it knows servers that told nothing but how they cut."""
+    loop, port = asyncio.new_event_loop(), free_port()
+    runner = web.AppRunner(sidecar.app())
+
+    async def start() -> None:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        for server in sidecar.fleet.status(0.0):
+            sidecar.fleet.take(server, told(0, begins=CUTTING), time.monotonic())
+
+    loop.run_until_complete(start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def ask(address: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(address, timeout=20)
+    try:
+        connection.request("GET" if body is None else "POST", path, body, headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def prompt(seed: int) -> bytes:
+    return json.dumps({"input_ids": text(seed).tolist()}).encode()
+
+
+def hold(sidecar: Sidecar, server: str, *seeds: int) -> None:
+    for seed in seeds:
+        sidecar.fleet.balancer.index.add(server, cut(text(seed), PLAIN, SALT).names.tolist())
+
+
+def sidecar_of(servers: Iterable[str]) -> Sidecar:
+    return Sidecar(dict.fromkeys(servers, "tcp://127.0.0.1:9"), SALT, Workers(None, SALT))
+
+
+def test_the_sidecar_names_the_server_with_the_text() -> None:
+    sidecar = sidecar_of(["http://a", "http://b"])
+    with running(sidecar) as address:
+        hold(sidecar, "http://b", 2)
+        while sidecar._counts["named"] < 1:  # its processes start
+            ask(address, "/route", prompt(7))
+        said = json.loads(ask(address, "/route?path=/generate", prompt(2))[1])
+        assert said["server"] == "http://b"
+        assert 0 < said["computed_tokens"] < 200
+        for path, body in (
+            ("/v1/messages", prompt(2)),
+            ("/generate", b"{"),
+            ("/generate", b'{"text": "no tokenizer"}'),
+        ):
+            assert json.loads(ask(address, f"/route?path={path}", body)[1]) == {"server": None}
+        assert ask(address, "/health")[0] == 200
+        status = json.loads(ask(address, "/status")[1])
+        assert status["requests"]["not_by_text"] == 3
+        metrics = ask(address, "/metrics")[1].decode()
+        assert 'sglang:pic_route_requests_total{result="not_by_text"} 3\n' in metrics
+        assert 'sglang:pic_route_server_up{server="http://a"} 1\n' in metrics
+        sidecar.fleet.leave_silent(time.monotonic() + 60)
+        assert json.loads(ask(address, "/route", prompt(2))[1]) == {"server": None}
+
+
+def test_a_large_prompt_delays_nobody() -> None:
+    """800,000 delimiters take seconds to cut: in a process apart, and whoever waits for that has an answer in time."""
+    sidecar = sidecar_of(["http://a"])
+    large = b'{"input_ids": [' + b",".join([b"7"] * 500_000) + b"]}"
+    assert len(large) < MAX_BODY_BYTES
+    with running(sidecar) as address:
+        while not sidecar._counts["named"]:
+            ask(address, "/route", prompt(1))
+        others = [threading.Thread(target=ask, args=(address, "/route", large)) for _ in range(12)]
+        for other in others:
+            other.start()
+        waits = []
+        while any(other.is_alive() for other in others):
+            begun = time.monotonic()
+            ask(address, "/route", prompt(2))
+            waits.append(time.monotonic() - begun)
+        begun = time.monotonic()
+        too_large = ask(address, "/route", bytes(10_000_000))
+        assert time.monotonic() - begun < 0.5
+        assert json.loads(too_large[1]) == {"server": None}
+    assert statistics.median(waits) < 0.2
+    assert sidecar._counts["busy"] > 0 < sidecar._counts["too_late"]
+    assert sidecar._counts["too_large"] == 1
+
+
+def test_an_answer_that_is_late_names_no_server() -> None:
+    sidecar = Sidecar({"http://a": "tcp://127.0.0.1:9"}, SALT, _Slow())
+    with running(sidecar) as address:
+        begun = time.monotonic()
+        assert json.loads(ask(address, "/route", prompt(1))[1]) == {"server": None}
+        assert time.monotonic() - begun < DEADLINE_S + 0.5
+        host, port = address.split(":")
+        # So is a body that does not come.
+        with socket.create_connection((host, int(port)), timeout=5) as half:
+            half.sendall(b"POST /route HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{")
+            assert b"null" in half.recv(4096)
+    assert sidecar._counts["too_late"] == 2
+
+
+def test_a_process_that_ends_is_replaced() -> None:
+    async def sketch() -> None:
+        workers = Workers(None, SALT)
+        try:
+            assert await workers.sketch(prompt(1), CUTTING) is not None
+            for process in workers._workers[0]._pool._processes.values():
+                process.kill()
+            with pytest.raises(BrokenProcessPool):
+                await workers.sketch(prompt(1), CUTTING)
+            assert await workers.sketch(prompt(1), CUTTING) is not None
+        finally:
+            workers.stop()
+
+    asyncio.run(sketch())
+
+
+class StandIn(ThreadingHTTPServer):
+    """A server that says its name, and what headers it was sent."""
 
     def __init__(self) -> None:
-        self.servers = {"http://a": 0, "http://b": 0, "http://c": 0}
-        self.dead: set[str] = set()
-        self.fails_keys = False
-        self.names_workers = True
-        self.pins: dict[str, str] = {}
-        self.seen: list[tuple[str, str | None]] = []
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
 
-    async def answer(self, request: Request) -> Response:
-        if request.url.path == "/v1/models":
-            return Response(b"models", headers={"x-kept": "yes"})
-        key, body = request.headers.get(KEY_HEADER), await request.json()
-        if self.fails_keys and key is not None:
-            return Response(b"no such worker", 503)
-        alive = [server for server in self.servers if server not in self.dead]
-        if key is not None and self.pins.get(key) not in alive:
-            self.pins[key] = alive[len(self.pins) % len(alive)]
-        server = alive[0] if key is None else self.pins[key]
-        self.seen.append((server, key))
-        usage = {"prompt_tokens": len(body.get("input_ids", [])), "cached_tokens": 0}
-        events = [b"data: first\n\n", b"data: " + json.dumps(usage).encode() + b"\n\n"]
-        headers = {WORKER_HEADER: server} if self.names_workers else {}
-        return StreamingResponse(_each(events), headers=headers, media_type="text/event-stream")
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self._say(json.dumps({"server": server.name, "headers": dict(self.headers)}).encode())
 
+            def do_GET(self) -> None:
+                self._say(b"")
 
-async def _each(parts: list[bytes]) -> Any:
-    for part in parts:
-        yield part
+            def _say(self, body: bytes) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
 
-@pytest.fixture
-def gateway() -> StandIn:
-    return StandIn()
+            def handle(self) -> None:
+                # HAProxy resets the connections of its health checks.
+                with suppress(ConnectionResetError):
+                    super().handle()
 
+        server = self
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.name = f"127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
-@pytest.fixture
-def sidecar(gateway: StandIn) -> Iterator[Router]:
-    app = Starlette(routes=[Route("/{path:path}", gateway.answer, methods=["GET", "POST"])])
-    router = Router(GATEWAY, dict.fromkeys(gateway.servers, "tcp://127.0.0.1:9"), Prompts(None, SALT))
-    router._client = httpx.AsyncClient(transport=httpx.ASGITransport(app))
-    for server in gateway.servers:
-        router.fleet.take(server, told(0, begins=CUTTING), time.monotonic())
-    yield router
-    router._sketching.shutdown()
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
 
 
-def ask(router: Router, *bodies: Any, path: str = "/generate", headers: dict[str, str] | None = None) -> list[Any]:
-    """Requests one after the other; their answers."""
-
-    async def send() -> list[Any]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(router.app()), base_url="http://router") as client:
-            return [await client.post(path, content=json.dumps(body).encode(), headers=headers) for body in bodies]
-
-    return asyncio.run(send())
+def configuration(servers: list[str], sidecar: str, listen: str, capsys: pytest.CaptureFixture[str]) -> str:
+    words = [f"--server=http://{server}=tcp://127.0.0.1:{number}" for number, server in enumerate(servers, 1)]
+    host, port = sidecar.split(":")
+    assert main(["route", *words, "--haproxy", listen, "--host", host, "--port", port]) == 0
+    return capsys.readouterr().out
 
 
-def prompt(seed: int) -> dict[str, Any]:
-    return {"input_ids": text(seed).tolist()}
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="needs haproxy: apt-get install haproxy")
+def test_haproxy_sends_requests_where_their_text_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    servers = [StandIn() for _ in range(3)]
+    names, listen, path = [server.name for server in servers], f"127.0.0.1:{free_port()}", tmp_path / "haproxy.cfg"
+    sidecar = sidecar_of([f"http://{name}" for name in names])
+    with ExitStack() as stack:
+        address = stack.enter_context(running(sidecar))
+        for seed, name in enumerate(names):
+            hold(sidecar, f"http://{name}", seed)
+        while not sidecar._counts["named"]:
+            ask(address, "/route", prompt(9))
+        path.write_text(configuration(names, address, listen, capsys))
+        subprocess.run(["haproxy", "-c", "-f", path], check=True, capture_output=True)
+        haproxy = stack.enter_context(subprocess.Popen(["haproxy", "-db", "-f", path], stdout=subprocess.DEVNULL))
+        stack.callback(haproxy.terminate)
+        _wait_for(listen)
+
+        def reached(body: bytes, path: str = "/generate", **headers: str) -> dict[str, Any]:
+            status, answer = ask(listen, path, body, {each.replace("_", "-"): headers[each] for each in headers})
+            assert status == 200
+            return json.loads(answer)
+
+        assert [reached(prompt(seed))["server"] for seed in (0, 1, 2, 0, 1, 2)] == names * 2
+        kept = reached(prompt(1), x_smg_routing_key="k", x_smg_target_worker="0", TE="trailers", Accept="text/*")[
+            "headers"
+        ]
+        assert {each.lower() for each in kept} == {"host", "accept-encoding", "content-length", "accept"}
+        # The sidecar is not asked for these, and no request waits for it.
+        asked = sum(sidecar._counts.values())
+        for body, of, headers in ((bytes(600_000), "/generate", {}), (prompt(1), "/v1/messages", {}),
+                                  (prompt(1), "/generate", {"x_pic_mode": "off"})):  # fmt: skip
+            assert reached(body, of, **headers)["server"] in names
+        assert sum(sidecar._counts.values()) == asked
+        assert ask(listen, "/generate", b"", {"Content-Length": "99999999"})[0] == 413
+        # A header that is no ASCII, and paths that only look like another.
+        assert reached(prompt(1), x_name="caf\u00e9")["server"] == names[1]
+        # A server that is gone, and then the sidecar.
+        servers[1].stop()
+        assert reached(prompt(1))["server"] in (names[0], names[2])
+        sidecar._sketches = _Slow()
+        begun = time.monotonic()
+        assert reached(prompt(2))["server"] in (names[0], names[2])
+        assert time.monotonic() - begun < 2
+    for server in (servers[0], servers[2]):
+        server.stop()
 
 
-def hold(router: Router, server: str, *seeds: int) -> None:
-    names = [name for seed in seeds for name in cut(text(seed), PLAIN, SALT).names.tolist()]
-    router.fleet.balancer.index.add(server, names)
-
-
-def test_requests_go_where_their_text_is(gateway: StandIn, sidecar: Router) -> None:
-    """Keys are learned from answers; from then on each request reaches the server that was chosen."""
-    seeds = {"http://a": 1, "http://b": 2, "http://c": 3}
-    for server, seed in seeds.items():
-        hold(sidecar, server, seed)
-    ask(sidecar, *[prompt(seed) for _ in range(4) for seed in seeds.values()])
-    gateway.seen.clear()
-    answers = ask(sidecar, *[prompt(seed) for seed in seeds.values()])
-    assert [server for server, _ in gateway.seen] == list(seeds)
-    assert answers[0].text.startswith("data: first\n\ndata: {")
-    assert answers[0].headers["content-type"].startswith("text/event-stream")
-    assert all(sidecar.fleet.balancer.outstanding(server) == 0 for server in seeds)
-    assert sidecar._counts["elsewhere"] + len(seeds) < sidecar._counts["steered"] == 5 * len(seeds)
-    (said,) = ask(sidecar, prompt(2), path="/route?path=/generate")
-    assert said.json()["server"] == "http://b"
-    assert gateway.pins[said.json()["headers"][KEY_HEADER]] == "http://b"
-
-
-@pytest.mark.parametrize("trouble", ["fails_keys", "sketch", "nobody_told", "own_key", "unreadable", "not_named"])
-def test_no_request_is_lost(trouble: str, gateway: StandIn, sidecar: Router, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong, the gateway gets the request without our header, or with the client's own."""
-    headers = {KEY_HEADER: "mine"} if trouble == "own_key" else None
-    body = {"input_ids": "?"} if trouble == "unreadable" else prompt(1)
-    gateway.fails_keys, gateway.names_workers = trouble == "fails_keys", trouble != "not_named"
-    if trouble == "sketch":
-        monkeypatch.setattr(sidecar._prompts, "sketch", lambda *_: 1 / 0)
-    if trouble == "nobody_told":
-        sidecar.fleet.leave_silent(time.monotonic() + 60)
-    (answer,) = ask(sidecar, body, headers=headers)
-    assert answer.status_code == 200
-    ((_, key),) = gateway.seen
-    assert key == "mine" if trouble == "own_key" else (key is None) is (trouble != "not_named")
-    assert all(sidecar.fleet.balancer.outstanding(server) == 0 for server in sidecar.fleet.balancer.servers)
-
-
-def test_what_servers_tell_says_where_a_gateway_sent_a_key(gateway: StandIn, sidecar: Router) -> None:
-    """`sglang-router` does not say which server answers."""
-    gateway.names_workers = False
-    fleet, number = sidecar.fleet, Counter[str]()
-    for seed in range(12):
-        ask(sidecar, prompt(seed))
-        server, _ = gateway.seen[-1]
-        number[server] += 1
-        names = cut(text(seed), PLAIN, SALT).names.tolist()
-        fleet.take(server, told(number[server], held=names), time.monotonic())
-    assert all(gateway.pins[sidecar._keys.get("/generate", server) or ""] == server for server in gateway.servers)
-    sidecar._keys.expect("/generate", "one", [1, 2])
-    sidecar._keys.expect("/generate", "two", [2, 3])
-    sidecar._keys.told("http://a", [2])
-    assert sidecar._keys.get("/generate", "http://a") not in ("one", "two"), "it may be either"
-    sidecar._keys.told("http://a", [3])
-    assert sidecar._keys.get("/generate", "http://a") == "two"
-
-
-def test_a_server_that_dies_gives_its_key_to_the_one_that_answers(gateway: StandIn, sidecar: Router) -> None:
-    hold(sidecar, "http://a", 1)
-    ask(sidecar, *[prompt(1)] * 3)
-    key = sidecar._keys.get("/generate", "http://a")
-    gateway.dead = {"http://a"}
-    (answer,) = ask(sidecar, prompt(1))
-    assert answer.status_code == 200
-    assert sidecar._keys.get("/generate", "http://a") is None
-    assert gateway.pins[key] == gateway.seen[-1][0] != "http://a"
-
-
-def test_a_gateway_that_is_gone_is_told_and_others_pass_through(gateway: StandIn, sidecar: Router) -> None:
-    async def send(path: str) -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(sidecar.app()), base_url="http://router") as client:
-            return await client.get(path)
-
-    models = asyncio.run(send("/v1/models"))
-    assert (models.text, models.headers["x-kept"], models.headers["content-length"]) == ("models", "yes", "6")
-    status = asyncio.run(send("/status")).json()
-    assert {each["is_there"] for each in status["servers"].values()} == {True}
-
-    def refuse(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused", request=request)
-
-    sidecar._client = httpx.AsyncClient(transport=httpx.MockTransport(refuse))
-    (answer,) = ask(sidecar, prompt(1))
-    assert (answer.status_code, "gateway" in answer.text) == (502, True)
-
-
-def test_a_client_that_leaves_takes_its_request_along(sidecar: Router) -> None:
-    """So the server aborts it, as it does without the router; its tokens wait no more."""
-    ended: list[str] = []
-
-    async def never(_: httpx.Request) -> httpx.Response:
+def _wait_for(address: str) -> None:
+    deadline = time.monotonic() + 10
+    while True:
         try:
-            await asyncio.sleep(60)
-        finally:
-            ended.append("aborted")
-        raise AssertionError
+            ask(address, "/")
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
-    sidecar._client = httpx.AsyncClient(transport=httpx.MockTransport(never))
-    messages = [{"type": "http.request", "body": json.dumps(prompt(1)).encode()}, {"type": "http.disconnect"}]
 
-    async def receive() -> dict[str, Any]:
-        return messages.pop(0) if len(messages) > 1 else messages[0]
-
-    scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
-    response = asyncio.run(sidecar._steer(Request(scope, receive)))
-    assert (response.status_code, ended) == (499, ["aborted"])
-    assert sidecar._counts["steered"] == 1
-    assert all(sidecar.fleet.balancer.outstanding(server) == 0 for server in sidecar.fleet.balancer.servers)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "99999"], "--port=99999: must be 1 to 65535"),
+        (["--port", "0"], "--port=0: must be"),
+        (["--server", "a:1"], "must be like http"),
+        (["--server", "http://a=tcp://b:1"], "must be like http"),
+        (["--server", "http://a:1=tcp://b:1"], "two have one URL"),
+        (["--haproxy", "here"], "--haproxy 'here': must be like"),
+        ([], "--salt-file"),
+    ],
+)
+def test_bad_words_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["route", "--server", "http://a:1=tcp://a:2", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Several servers behind SGLang's gateway, with its own policies and steered by `sglang-pic route`."""
+"""Several servers behind SGLang's gateway, with its own policies and with `sglang-pic route`."""

@@ -1,7 +1,8 @@
-"""Replays a trace against several servers behind the gateway: by its own policies, and steered by `sglang-pic route`.
+"""Replays a trace against several servers behind the gateway: by its own policies, and by `sglang-pic route`.
 
-All arms have the same servers, emptied before each arm, and the same gateway `smg`, started anew. With --kill the last
-two arms are the gateway alone and steered, while one server is killed and started again.
+All arms have the same servers, emptied before each arm, and the same gateway `smg`, started anew; for `content` its
+only worker is HAProxy, which asks the sidecar. With --kill the last two arms are the gateway's own policy and content,
+while one server is killed and started again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import secrets
 import shlex
 import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -34,14 +37,12 @@ from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.errors import BenchError
 
 CONTENT = "content"
-# Where the gateway's own policy is `manual`, a key stays with its server however many of its requests run.
-_STEERED = "manual"
 _COMPUTED = "sglang:pic_tokens_total{source=computed}"
 _BYTES = "sglang:pic_content_events_bytes_total"
 # A server that comes back is used again within seconds; by default minutes. SGLang's answer to a health check waits for
 # prefills, which on a busy CPU take longer than the gateway waits by default: it would send requests elsewhere.
 _GATEWAY_FLAGS = (
-    *("--assignment-mode", "random", "--log-level", "warn"),
+    *("--log-level", "warn"),
     *("--health-check-interval-secs", "2", "--health-check-timeout-secs", "60"),
     *("--health-success-threshold", "1", "--cb-timeout-duration-secs", "5"),
 )
@@ -75,9 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     event_bytes: int
     """Of content events, all servers, for one listener; with a killed server 0."""
     requests: dict[str, int]
-    """How the router treated them; empty without it."""
-    tokens: dict[str, int]
-    """What it thought that servers would compute, and what they did, where a request reached the server it was to."""
+    """What the sidecar answered; empty without it."""
 
     @property
     def busiest(self) -> float:
@@ -146,15 +145,18 @@ def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], p
     for member in members:
         member.server.post("/flush_cache", {})
     before = [pic_counters(member.server.get("/metrics")) for member in members]
-    folder = logs / (f"{policy}-killed" if is_killed else policy)
+    folder = Path(tempfile.mkdtemp(prefix=f"{policy}-", dir=logs))
+    workers = [member.server for member in members]
     with ExitStack() as stack:
-        entry = stack.enter_context(_gateway(args, folder, members, _STEERED if policy == CONTENT else policy))
-        _wait_for_workers(entry, len(members))
         if policy == CONTENT:
-            entry = stack.enter_context(_router(args, logs, folder, members, entry))
+            command, sidecar = _sidecar(args, logs, folder, members)
+            stack.enter_context(sidecar)
+            workers = [stack.enter_context(_haproxy(command, folder))]
+        entry = stack.enter_context(_gateway(args, folder, workers, "round_robin" if policy == CONTENT else policy))
+        _wait_for_workers(entry, len(workers))
         with _killing(members[-1].server, args.kill) if is_killed else nullcontext():
             summary = _replay(args, entry.base_url, folder)
-        status = msgspec.json.decode(entry.get("/status")) if policy == CONTENT else {}
+        status = msgspec.json.decode(sidecar.get("/status")) if policy == CONTENT else {}
     time.sleep(_SETTLE_S)
     after = [{} if is_killed else pic_counters(member.server.get("/metrics")) for member in members]
     pairs = zip(after, before, strict=True)
@@ -172,13 +174,12 @@ def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], p
         computed_by_server=[] if is_killed else [round(counts.get(_COMPUTED, 0.0)) for counts in grown],
         event_bytes=round(sum(counts.get(_BYTES, 0.0) for counts in grown)),
         requests=status.get("requests", {}),
-        tokens=status.get("tokens", {}),
     )
 
 
-def _gateway(args: argparse.Namespace, folder: Path, members: Sequence[_Member], policy: str) -> Server:
+def _gateway(args: argparse.Namespace, folder: Path, workers: Sequence[Server], policy: str) -> Server:
     port, metrics_port = free_port(), free_port()
-    urls = [member.server.base_url for member in members]
+    urls = [worker.base_url for worker in workers]
     command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-port", str(metrics_port), "--worker-urls", *urls, "--policy", policy, *_GATEWAY_FLAGS]
     path = os.pathsep.join(filter(None, [str(args.gateway_path.resolve()), os.environ.get("PYTHONPATH")]))
@@ -194,13 +195,23 @@ def _wait_for_workers(gateway: Server, number: int) -> None:
         time.sleep(1)
 
 
-def _router(args: argparse.Namespace, logs: Path, folder: Path, members: Sequence[_Member], gateway: Server) -> Server:
+def _sidecar(
+    args: argparse.Namespace, logs: Path, folder: Path, members: Sequence[_Member]
+) -> tuple[list[str], Server]:
+    """Its command, and the sidecar."""
     port = free_port()
-    command = [sys.executable, "-c", _CLI, "route", "--gateway", gateway.base_url, "--port", str(port)]
-    command += ["--salt-file", str(logs / "salt"), "--tokenizer", args.model]
-    for member in members:
-        command += ["--server", f"{member.server.base_url}={member.events}"]
-    return Server(command, port=port, log_path=folder / "router.log")
+    command = [sys.executable, "-c", _CLI, "route", "--port", str(port)]
+    command += [f"--server={member.server.base_url}={member.events}" for member in members]
+    more = ["--salt-file", str(logs / "salt"), "--tokenizer", args.model]
+    return command, Server([*command, *more], port=port, log_path=folder / "sidecar.log")
+
+
+def _haproxy(command: Sequence[str], folder: Path) -> Server:
+    port = free_port()
+    printed = subprocess.run([*command, "--haproxy", f"127.0.0.1:{port}"], check=True, capture_output=True)
+    path = folder / "haproxy.cfg"
+    path.write_bytes(printed.stdout)
+    return Server(["haproxy", "-db", "-f", str(path)], port=port, log_path=folder / "haproxy.log")
 
 
 def _replay(args: argparse.Namespace, base_url: str, folder: Path) -> ReplaySummary:
@@ -212,7 +223,7 @@ def _replay(args: argparse.Namespace, base_url: str, folder: Path) -> ReplaySumm
         limit_sessions=args.limit_sessions,
         limit_calls=args.limit_calls,
         max_tokens=args.max_tokens,
-        # The router learns its keys from the first answers.
+        # Whoever starts has read its tokenizer by then.
         warmup=4 * args.servers,
         force=True,
     )
@@ -268,12 +279,12 @@ def _page(fleet: Fleet) -> str:
 # {fleet.servers} servers behind {fleet.gateway}
 
 {fleet.trace} on {fleet.model}, {fleet.sessions} sessions at once, {fleet.max_tokens} output tokens. All servers run \
-the plugin. `content` is the gateway steered by `sglang-pic route`; the other arms are its own policies. Computed \
-tokens are those of completed requests, events the bytes for one listener.
+the plugin. `content` is HAProxy with `sglang-pic route`, as the gateway's only worker; the other arms are its own \
+policies. Computed tokens are those of completed requests, events the bytes for one listener.
 
 {markdown_table(_table(fleet.arms))}
 
-Requests as the router treated them:
+What the sidecar answered:
 {steered}
 """
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
+from pic_traces.encode.tokenized import MAX_CACHED_BYTES, TokenizedCache, TokenizedText
 from pic_traces.errors import TraceError
 
 if TYPE_CHECKING:
@@ -25,9 +25,14 @@ _SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
 class TextEncoder:
-    """Texts as stretches: each is an added token with the text up to the next one, or text before the first."""
+    """Texts as stretches: each is an added token with the text up to the next one, or text before the first.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: the model's.
+        max_cached_bytes: host memory for texts that were tokenised before.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_cached_bytes: int = MAX_CACHED_BYTES) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         # It would only add tokens of its own, which templates write themselves, and cut spaces off the offsets.
@@ -38,7 +43,7 @@ class TextEncoder:
             token.content: token_id for token_id, token in added.items() if token.special
         }
         self.added_tokens = _cutting_pattern(list(added.values()))
-        self._cache = TokenizedCache(self._encode)
+        self._cache = TokenizedCache(self._encode, max_cached_bytes)
 
     @cached_property
     def texts(self) -> list[str]:
@@ -141,6 +146,7 @@ def _cutting_pattern(tokens: list[AddedToken]) -> re.Pattern[str] | None:
 
 
 def _pattern(token: AddedToken) -> str:
-    before = f"{_SPACE}*" if token.lstrip else ""
+    # NOTE: spaces count from the first of a row on; from each of them the row would be read again, in quadratic time.
+    before = f"(?:(?<!{_SPACE}){_SPACE}+)?" if token.lstrip else ""
     after = f"{_SPACE}*" if token.rstrip else ""
     return f"{before}{re.escape(token.content)}{after}"

@@ -1,0 +1,92 @@
+"""Sketches of prompts, made in processes of their own: a tokenizer holds Python's lock for as long as it works.
+
+Large bodies have a process apart, so that small ones do not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Final
+
+from sglang_pic.route.prompts import Prompts
+from sglang_pic.route.sketch import Sketched
+from sglang_pic.route.wire import Cutting
+
+_SMALL_BYTES: Final = 1 << 16
+_MAX_WAITING: Final = 8
+
+# What a process has made for itself.
+_prompts: list[Prompts] = []
+
+
+class Busy(Exception):
+    """Too many prompts wait for a process."""
+
+
+class Workers:
+    """Two processes that make sketches, of bodies up to 64 KiB and of larger ones.
+
+    Args:
+        tokenizer: as for `Prompts`.
+        salt: as for `Prompts`.
+    """
+
+    def __init__(self, tokenizer: str | None, salt: bytes) -> None:
+        self._workers = [_Worker(tokenizer, salt) for _ in range(2)]
+
+    async def sketch(self, data: bytes, cutting: Cutting) -> Sketched | None:
+        """As `Prompts.sketch`; a caller that is cancelled leaves what has begun to its process.
+
+        Raises:
+            Busy: too many wait.
+            BrokenProcessPool: the process ended; the next call has a new one.
+        """
+        return await self._workers[len(data) > _SMALL_BYTES].sketch(data, cutting)
+
+    def stop(self) -> None:
+        """End the processes; what they work on is lost."""
+        for worker in self._workers:
+            worker.stop()
+
+
+class _Worker:
+    def __init__(self, tokenizer: str | None, salt: bytes) -> None:
+        self._given = (tokenizer, salt)
+        self._start()
+
+    async def sketch(self, data: bytes, cutting: Cutting) -> Sketched | None:
+        if self._num_waiting >= _MAX_WAITING:
+            raise Busy
+        if self._is_broken:
+            self._start()
+        future = self._pool.submit(_sketch, data, cutting)
+        self._num_waiting += 1
+        future.add_done_callback(self._note)
+        return await asyncio.wrap_future(future)
+
+    def stop(self) -> None:
+        # A process that is in the middle of a prompt would be waited for.
+        for process in (self._pool._processes or {}).values():
+            process.kill()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, context, _begin, self._given)
+        self._num_waiting, self._is_broken = 0, False
+        # The tokenizer is read before the first prompt comes.
+        self._pool.submit(_sketch, b"", Cutting(chunk_min_tokens=1, chunk_avg_tokens=1, chunk_max_tokens=1))
+
+    def _note(self, future: Future[Sketched | None]) -> None:
+        self._num_waiting -= 1
+        self._is_broken |= not future.cancelled() and future.exception() is not None
+
+
+def _begin(tokenizer: str | None, salt: bytes) -> None:
+    _prompts.append(Prompts(tokenizer, salt))
+
+
+def _sketch(data: bytes, cutting: Cutting) -> Sketched | None:
+    return _prompts[0].sketch(data, cutting)
