@@ -20,7 +20,6 @@ from sglang_pic.adapter import between_rounds, disaggregation, server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
-from sglang_pic.adapter.audit.bolder import Bolder
 from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.draft import Draft, read_drafts
@@ -156,7 +155,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     # From here on: what fails while the server starts has to stop it.
     path.recover = cache.recover
     if audit is not None:
-        audit.start(cache.recover, Bolder(cache, planning, model.splicer, config.core))
+        audit.recover = cache.recover
     cost = "off" if planning.cost is None else msgspec.json.encode(planning.cost).decode()
     text = msgspec.json.encode(_without_secrets(config)).decode()
     logger.info("sglang_pic: %d delimiters, cost %s, config %s", len(model.delimiters), cost, text)

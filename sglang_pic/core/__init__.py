@@ -11,7 +11,7 @@ from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
-from sglang_pic.core.policy import PRESETS, ReusePolicy, bolder_than, has_bolder_preset, with_preset
+from sglang_pic.core.policy import PRESETS, ReusePolicy, has_bolder_preset, with_preset
 from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.steps import PositionSteps
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
@@ -48,7 +48,6 @@ __all__ = [
     "Sums",
     "Tokens",
     "as_tokens",
-    "bolder_than",
     "common_len",
     "has_bolder_preset",
     "intersect_spans",

@@ -73,12 +73,6 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 """The settings of each preset that are not the defaults, from the most careful one to the boldest."""
 
 
-def bolder_than(policy: ReusePolicy) -> ReusePolicy | None:
-    """The next bolder preset than a policy's; `None` where there is none."""
-    bolder = list(PRESETS)[_boldness(policy) + 1 :]
-    return ReusePolicy(**PRESETS[bolder[0]]) if bolder else None
-
-
 def has_bolder_preset(policy: ReusePolicy, other: ReusePolicy) -> bool:
     """Whether a policy's preset is bolder than the other's."""
     return _boldness(policy) > _boldness(other)

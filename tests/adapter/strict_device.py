@@ -162,6 +162,9 @@ def _refuse_waits(op: Any, args: Any, kwargs: Mapping[str, Any], pinned: set[int
     if packet is aten._to_copy and isinstance(args[0], DeviceTensor) and not _is_device(kwargs.get("device", DEVICE)):
         raise WaitError(f"{op}: the host waits for a copy from the device.")
     if packet is aten.copy_ and isinstance(args[1], DeviceTensor) and not isinstance(args[0], DeviceTensor):
+        is_pinned = args[0].untyped_storage().data_ptr() in pinned
+        if is_pinned and (kwargs.get("non_blocking") or args[2:3] == (True,)):
+            return
         raise WaitError(f"{op}: the host waits for a copy from the device.")
     if _is_copy_from_host(op, args, kwargs):
         source = args[0] if packet is aten._to_copy else args[1]

@@ -7,23 +7,21 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter import between_rounds
 from sglang_pic.adapter.audit import hooks as audit_hooks
-from sglang_pic.adapter.audit.bolder import Bolder
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import SKIPPED, SUSPENDED, UNDECIDED_KL, WORST_KL, AuditSkip
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
-from sglang_pic.adapter.probe.slots import whole_pages
+from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS, PromptPass
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
-from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
-from tests.adapter.builders import hooks_of, make_planning, request, request_state
+from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, Runner, logits_of
+from tests.adapter.builders import hooks_of, request, request_state
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -182,71 +180,13 @@ def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew_but_not_f
     assert (bench.free, bench.audit.has_work) == (POOL, False)
 
 
-class BolderBench(Bench):
-    """A donor of all that is behind the prompt's first 48 tokens, which a bolder preset splices but for 20 of them."""
-
-    def __init__(self, wrong: int = 0, **options: Any) -> None:
-        super().__init__(**options)
-        donor = Path(Namespace(), [as_tokens(PROMPT)])
-        runs = [(48, 300), (320, len(PROMPT) - 16)]
-        taken = [Run(target_start=a, target_end=b, donor_start=a, donor=donor, seam_len=0) for a, b in runs]
-        self.wanted = Plan(prefix_len=16, end=len(PROMPT), runs=tuple(taken))
-        planning: Any = make_planning(ContentIndex(), PicConfig())
-        planning.plan_as = lambda *_: self.wanted
-        allocator = self.tree.token_to_kv_pool_allocator
-        self.tree.donors = allocator.alloc(whole_pages(len(PROMPT), allocator.page_size)).long()
-        self.runner.rows[self.tree.donors[: len(PROMPT)]] = torch.tensor(PROMPT) + 1 + wrong
-        self.audit.start(None, Bolder(self.tree, planning, self, self.config.core))  # type: ignore[arg-type]
-
-    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor, _: None) -> None:
-        assert not shifts.any()
-        self.runner.rows[dst] = self.runner.rows[src]
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_the_next_bolder_preset_is_measured_on_the_same_request(wrong: int, page_size: int) -> None:
-    bench = BolderBench(wrong, page_size=page_size)
-    free = bench.free
-    bench.audit_one()
-    report = bench.audit.report()
-    assert (report.num_audited, report.mean_kl) == (1, 0)
-    (found,) = report.bolder
-    assert (found.preset, found.num_measured, found.num_agreed) == ("balanced", 1, 1 - wrong)
-    assert (found.mean_kl > 0.01) == bool(wrong)
-    assert (found.num_computed, found.num_saved) == (len(PROMPT) - 16 - 64, bench.wanted.num_spliced - 64)
-    assert (bench.free, bench.tree.num_locks, bench.audit.has_work) == (free, 0, False)
-
-
-def test_what_of_the_bolder_preset_cannot_be_measured_costs_the_audit_nothing() -> None:
-    bench = BolderBench()
-    free = bench.free
-    bench.serve()
-    bench.run(4)
-    assert bench.audit.num_slots > len(PROMPT), "the bolder one holds slots of its own"
-    bench.audit.release_slots()
-    assert bench.free == free
-    bench.serve()
-    bench.run(3)
-    bench.tree.donors = bench.tree.donors[:0]
-    bench.run()
-    bench.tree.donors = torch.arange(1, 1 + len(PROMPT))
-    held = bench.tree.token_to_kv_pool_allocator.alloc(bench.free - len(PROMPT) - 20)
-    bench.audit_one()
-    assert bench.counts == (3, 0, 0)
-    assert bench.audit.report().bolder == []
-    bench.tree.token_to_kv_pool_allocator.free(held)
-    assert (bench.free, bench.tree.num_locks) == (free, 0)
-
-
-def test_a_fault_in_the_copy_for_a_bolder_preset_leaves_no_slot_and_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, faults = BolderBench(), []
-    free = bench.free
-    bench.audit.recover = lambda *args, **_: faults.append(args)
-    monkeypatch.setattr(bench, "splice", lambda *_: 1 / 0)
-    bench.audit_one()
-    assert len(faults) == 1
-    assert (bench.free, bench.tree.num_locks, bench.audit.has_work) == (free, 0, False)
+def test_the_next_pass_leaves_the_logits_of_a_prompt_alone() -> None:
+    runner, slots, (first, second) = Runner(), torch.arange(1, 11), np.arange(20).reshape(2, 10)
+    passes = [PromptPass(runner, tokens, slots) for tokens in (first, second)]  # type: ignore[arg-type]
+    for each in passes:
+        each.step()
+    for each, tokens in zip(passes, (first, second), strict=True):
+        assert torch.equal(each.logits, logits_of(tokens.tolist()))
 
 
 def test_a_pool_with_no_room_skips() -> None:

@@ -145,7 +145,7 @@ def test_logits_of_every_gap_instead_of_every_request_stop(monkeypatch: pytest.M
     logits = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=torch.zeros(3, 4)))
     compute = runner.compute
     monkeypatch.setattr(runner, "compute", lambda batch: (compute(batch), logits)[1])
-    refuses(runner, r"gap batch of one request gave 3 rows of logits")
+    refuses(runner, r"a batch of 1 requests gave 3 rows of logits")
 
 
 def test_a_pool_too_small_says_how_large_it_must_be() -> None:

@@ -1,10 +1,12 @@
 """Between admission and the end of its pass, a spliced batch never makes the host wait for the device.
 
-Overlap scheduling prepares the next batch while the device computes this one; a single wait gives that up.
+Nor do the passes that run between rounds. Overlap scheduling prepares the next batch while the device computes this
+one; a single wait gives that up.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +20,15 @@ from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.model_executor import forward_batch_info as info
 from torch import Tensor
 
+from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
+from tests.adapter import audit_bench
 from tests.adapter.builders import BareRunner, Server, Tree, extend_batch, scheduled
 from tests.adapter.strict_device import DEVICE, WaitError, on_device, read, strict_device
+from tests.adapter.test_heal import Bench as HealBench
 
 SLOTS, LAYERS, HEADS, DIM, ROW = 4096, 2, 2, 8, 1024
 TEXTS = [[(7 + 2 * n) * i % 997 + 1000 * n for i in range(300)] for n in range(3)]
@@ -121,7 +126,7 @@ def test_a_spliced_batch_is_computed_without_waiting(
     kind: PoolKind, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the strict device and on the CPU every tensor is the same, bit for bit."""
-    monkeypatch.setenv("SGLANG_PIC_KERNELS", "device")
+    monkeypatch.setenv("SGLANG_PIC_KERNELS", "eager")
     # As on a GPU.
     monkeypatch.setattr(logits_processor, "is_pin_memory_available", lambda: True)
     fields = {**fields, **({"token_ids_logprobs": [None] * 3} if fields else {})}
@@ -140,6 +145,36 @@ def test_a_spliced_batch_is_computed_without_waiting(
         assert (got[name].device == DEVICE) != name.endswith("_cpu"), name
 
 
+@pytest.mark.usefixtures("no_groups")
+@pytest.mark.parametrize("work", ["audit", "repair", "heal"])
+def test_passes_between_rounds_are_queued_without_waiting(work: str) -> None:
+    bench: Any = audit_bench.Bench() if work == "audit" else HealBench(**_RENEWALS[work])
+    runner, pool, allocator = bench.runner, bench.runner.req_to_token_pool, bench.tree.token_to_kv_pool_allocator
+    runner.device, runner.rows, runner.logits = DEVICE, on_device(runner.rows), on_device(runner.logits)
+    pool.req_to_token, allocator.free_pages = on_device(pool.req_to_token), on_device(allocator.free_pages)
+    bench.tree.donors = on_device(bench.tree.donors)
+
+    def forward(batch: Any) -> Any:
+        runner.rows[batch.out_cache_loc] = batch.input_ids + 1
+        runner.logits.copy_(batch.seq_lens.sum() * torch.arange(audit_bench.VOCAB, device=DEVICE) % 7)
+        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=runner.logits))
+
+    runner.forward = forward
+    if work == "audit":
+        bench.serve(on_device(torch.arange(audit_bench.VOCAB) * len(audit_bench.PROMPT) % 7.0))
+    else:
+        bench.repair() if work == "repair" else bench.heal(num_spliced=10_000)
+    with strict_device() as device:
+        bench.run()
+    if work == "audit":
+        assert (bench.counts, bench.audit.report().mean_kl) == ((1, 0, 0), 0)
+    else:
+        assert bench.ended == {"done": 1}
+    num_steps = len(read(runner.rows).nonzero()) / STEP_TOKENS
+    assert device.num_copies == 2 * math.ceil(num_steps), "token ids, and the numbers of a batch"
+
+
+_RENEWALS: dict[str, dict[str, Any]] = {"repair": {"repair_tokens": 1024}, "heal": {"heal_ratio": 100}}
 NUMBERS = torch.arange(4)
 
 
@@ -163,6 +198,8 @@ NUMBERS = torch.arange(4)
         lambda there: torch.equal(there, there),
         lambda there: there.cpu(),
         lambda there: NUMBERS.clone().copy_(there),
+        lambda there: NUMBERS.clone().copy_(there, non_blocking=True),
+        lambda there: torch.empty(4, dtype=torch.int64, pin_memory=True).copy_(there),
     ],
 )
 def test_the_strict_device_refuses_what_waits(wait: Callable[[Tensor], object]) -> None:

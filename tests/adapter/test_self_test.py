@@ -56,7 +56,7 @@ class PageEnds:
     """Looks behind the prompt of every pass of the self-test, to the end of its last page: a kernel may read there."""
 
     def __init__(self, view: PoolView, table: torch.Tensor) -> None:
-        self.view, self.table, self.forward = view, table, self_test.trial_forward
+        self.view, self.table, self.forward = view, table, self_test.trial_logits
         self.num_read = self.num_nan = 0
 
     def __call__(self, runner: Any, batch: Any) -> Any:
@@ -80,7 +80,7 @@ def run_cases(runner: Any, tokenizer: Any, *, wanted: Sequence[str]) -> dict[str
     table = runner.req_to_token_pool.req_to_token
     before = [buffer.clone() for buffer in (*view.keys, *view.values, table)]
     results: dict[str, Any] = {}
-    ends = self_test.trial_forward = PageEnds(view, table)  # type: ignore[assignment]
+    ends = self_test.trial_logits = PageEnds(view, table)  # type: ignore[assignment]
     for name, splicer, config, words in (
         ("healthy", healthy, default, tokenizer),
         ("no tokenizer", healthy, default, None),

@@ -3,10 +3,8 @@
 The cache is not flushed, for it serves others too: a pass that begins has a new namespace, and what it leaves is
 evicted as everything else is.
 
-The server must take test options and write logits to a folder of this machine. What a server has measured by itself of
-a bolder preset is no loss that a certificate could state: it is of one token, not of 32, of requests that stand on
-computed rows only, not on what their session spliced before, and several may be of one session. Nor are the likeliest
-tokens enough that any server returns: KL over these and the rest is at most KL over the vocabulary, not at least.
+The server must take test options and write logits to a folder of this machine. The likeliest tokens that any server
+returns are not enough: KL over these and the rest is at most KL over the vocabulary, not at least.
 """
 
 from __future__ import annotations

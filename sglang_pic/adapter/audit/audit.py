@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from sglang_pic.adapter.audit import metrics
-from sglang_pic.adapter.audit.bolder import Bolder
 from sglang_pic.adapter.audit.ledger import AuditLedger, Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.audit.queue import Drawn, FullQueue
 from sglang_pic.adapter.audit.report import (
     AuditReport,
     WindowReport,
-    log_bolder,
     log_resumption,
     log_suspension,
     log_undecided,
@@ -107,12 +104,6 @@ class Audit(Worker, Auditor):
         self._num_skipped = 0
         self._has_warned = False
         self._num_rounds = 0
-        self.bolder: Bolder | None = None
-        """Measures the next bolder preset on the same requests; set by `start`."""
-
-    def start(self, recover: Callable[..., None] | None, bolder: Bolder) -> None:
-        """The server is about to serve: note faults, and measure bolder presets too."""
-        self.recover, self.bolder, self._queue.begin_bolder = recover, bolder, bolder.begin
 
     def is_on(self, namespace: Namespace) -> bool:
         return self._ledger.is_on(namespace)
@@ -142,8 +133,6 @@ class Audit(Worker, Auditor):
             if state.is_drawn and state.media is not None:
                 state.is_drawn = False
                 self._skip(AuditSkip.MEDIA)
-            if state.is_drawn and self.bolder is not None:
-                state.bolder = self.bolder.plan(req)
 
     def keep(self, req: Req, logits: torch.Tensor | None) -> None:
         """Keep what a drawn request's pass computed.
@@ -168,9 +157,7 @@ class Audit(Worker, Auditor):
         elif self.serves(state):
             tokens = np.array(req.origin_input_ids, dtype=np.int64)
             window = _window_of(state)
-            drawn = Drawn(state.namespace, state.generation, window, tokens, logits.clone(), req.lora_id)
-            drawn.bolder_plan, drawn.num_spliced = state.bolder, state.num_chunk_hit
-            self._queue.add(drawn)
+            self._queue.add(Drawn(state.namespace, state.generation, window, tokens, logits.clone(), req.lora_id))
         else:
             self._skip(AuditSkip.SUSPENDED)
 
@@ -254,7 +241,6 @@ class Audit(Worker, Auditor):
             mean_kl=sum(tally.sum_kl for tally in tallies) / max(1, num_audited),
             worst_window_kl=max(report.worst_window_kl for report in windows.values()),
             windows=windows,
-            bolder=[] if self.bolder is None else [*self.bolder.reports.values()],
             undecided=self._ledger.undecided,
             suspended=self._ledger.suspensions,
         )
@@ -264,7 +250,7 @@ class Audit(Worker, Auditor):
         if drawn is None or drawn.measured is None:
             return
         # NOTE: a rank that decided on its own would splice what another computes.
-        kl, differs, is_broken = agree_on_largest(drawn.measured.cpu(), self._tp_group).tolist()
+        kl, differs, is_broken = agree_on_largest(drawn.measured, self._tp_group).tolist()
         if is_broken:
             self._skip(AuditSkip.FULL_NOT_FINITE)
             return
@@ -276,32 +262,10 @@ class Audit(Worker, Auditor):
         tally.num_agreed += agreed
         tally.sum_kl += min(kl, self._config.audit_kl_cap)
         logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
-        self._settle_bolder(drawn, min(kl, self._config.audit_kl_cap))
         suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed, window=drawn.window)
         if suspension is not None and self._is_first_rank:
             log_suspension(suspension, self._config, sends_rows=self._sends_rows)
         self._show_windows()
-
-    def _settle_bolder(self, drawn: Drawn, served_kl: float) -> None:
-        """Count what the bolder preset would have done; nothing follows from it."""
-        if drawn.bolder_plan is None or drawn.bolder_measured is None or self.bolder is None:
-            return
-        preset, plan = drawn.bolder_plan
-        kl, differs, _ = agree_on_largest(drawn.bolder_measured.cpu(), self._tp_group).tolist()
-        num_saved = plan.num_spliced - drawn.num_spliced
-        report = self.bolder.count(
-            preset,
-            min(kl, self._config.audit_kl_cap),
-            served_kl,
-            agreed=not differs,
-            num_computed=plan.num_computed + num_saved,
-            num_saved=num_saved,
-        )
-        self._series.observe(metrics.BOLDER_KL, kl, value=preset)
-        self._series.add(metrics.BOLDER_SAVED, num_saved, value=preset)
-        self._series.add(metrics.BOLDER_COMPUTED, plan.num_computed + num_saved, value=preset)
-        if self._is_first_rank:
-            log_bolder(report)
 
     def _show_windows(self) -> None:
         """Export what the windows hold, and watch the one that small namespaces share."""

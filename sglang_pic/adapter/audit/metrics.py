@@ -9,7 +9,7 @@ from typing import Final
 
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.metrics import Metric, MetricKind, descriptions
-from sglang_pic.core import PRESETS, Reason
+from sglang_pic.core import Reason
 
 
 class AuditSkip(Reason):
@@ -87,31 +87,6 @@ UNDECIDED_KL: Final = Metric(
     "audit_kl_cap, without the namespace that adds most; 0 until there are audit_min such requests.",
 )
 
-_PRESETS: Final = {name: f"The preset `{name}`." for name in list(PRESETS)[1:]}
-BOLDER_KL: Final = Metric(
-    "sglang:pic_bolder_kl_nats",
-    MetricKind.HISTOGRAM,
-    "KL(full || spliced) of the first token of audited requests under the next bolder preset, where that splices more, "
-    "in nats.",
-    label="preset",
-    values=_PRESETS,
-    buckets=KL.buckets,
-)
-BOLDER_COMPUTED: Final = Metric(
-    "sglang:pic_bolder_computed_tokens_total",
-    MetricKind.COUNTER,
-    "Tokens that these requests computed as they were served.",
-    label="preset",
-    values=_PRESETS,
-)
-BOLDER_SAVED: Final = Metric(
-    "sglang:pic_bolder_saved_tokens_total",
-    MetricKind.COUNTER,
-    "How many of them the next bolder preset would have spliced.",
-    label="preset",
-    values=_PRESETS,
-)
-
 METRICS: Final = (
     AUDITED,
     KL,
@@ -121,7 +96,4 @@ METRICS: Final = (
     WORST_KL,
     LIMIT,
     UNDECIDED_KL,
-    BOLDER_KL,
-    BOLDER_COMPUTED,
-    BOLDER_SAVED,
 )

@@ -18,9 +18,9 @@ from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.copies import to_host
 from sglang_pic.adapter.probe.prompt_pass import PromptPass, has_adapter, take_slots
 from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
-from sglang_pic.core import Plan
 from sglang_pic.runtime.divergence import kl_and_differs
 
 # A prompt that lost its slots this often is given up.
@@ -47,20 +47,8 @@ class Drawn:
     """The full computation, once it has begun."""
     num_restarts: int = 0
     measured: torch.Tensor | None = None
-    """`[3]` float64, on the model's device, once the computation is done: KL(full || spliced) in nats, whether the
-    likeliest tokens differ, whether the full computation gave no distribution."""
-    bolder_plan: tuple[str, Plan] | None = None
-    """What the next bolder preset splices, if that is more; `None` once it was given up."""
-    num_spliced: int = 0
-    """Tokens that were spliced."""
-    bolder: PromptPass | None = None
-    bolder_measured: torch.Tensor | None = None
-    """As `measured`, of the bolder preset."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is nothing more to compute."""
-        return self.measured is not None and (self.bolder_plan is None or self.bolder_measured is not None)
+    """`[3]` float64, in host memory, readable once the last step is done: KL(full || spliced) in nats, whether the
+    likeliest tokens differ, whether the full computation gave no distribution. `None` until that step is queued."""
 
 
 class FullQueue:
@@ -83,8 +71,6 @@ class FullQueue:
     ) -> None:
         self._runner, self._passes, self._is_present, self._skip = runner, passes, is_present, skip
         self._waiting: deque[Drawn] = deque()
-        self.begin_bolder: Callable[..., PromptPass | None] | None = None
-        """As `Bolder.begin`; set once there is a tree."""
 
     def __len__(self) -> int:
         """Requests without a verdict."""
@@ -93,17 +79,19 @@ class FullQueue:
     @property
     def num_slots(self) -> int:
         """Slots that the computation holds."""
-        first = self._waiting[0] if self._waiting else None
-        begun = (None, None) if first is None else (first.full, first.bolder)
-        return sum(len(each.slots) for each in begun if each is not None)
+        full = self._waiting[0].full if self._waiting else None
+        return 0 if full is None else len(full.slots)
 
     def add(self, drawn: Drawn) -> None:
         """Put a request behind the others."""
         self._waiting.append(drawn)
 
     def take_measured(self) -> Drawn | None:
-        """The first request if its computation is done; it leaves the queue."""
-        return self._waiting.popleft() if self._waiting and self._waiting[0].is_done else None
+        """The first request if its computation is done; it leaves the queue.
+
+        Its last step must have been waited for.
+        """
+        return self._waiting.popleft() if self._waiting and self._waiting[0].measured is not None else None
 
     def step(self, scheduler: Scheduler) -> int:
         """Queue the next step on the forward stream; returns its tokens, 0 where nothing can be computed.
@@ -114,50 +102,22 @@ class FullQueue:
         if drawn is None or drawn.full is None:
             return 0
         with self._passes.queued(scheduler):
-            num_tokens = self._advance(drawn, drawn.full)
-        if drawn.is_done:
+            num_tokens = drawn.full.step()
+            if drawn.full.is_complete:
+                drawn.measured = to_host(_compare(drawn.full.logits, drawn.logits))
+        if drawn.measured is not None:
             self.release_slots()
         return num_tokens
 
-    def _advance(self, drawn: Drawn, full: PromptPass) -> int:
-        """Queue the next step of the full computation, or of the bolder preset's behind it."""
-        if drawn.measured is None:
-            num_tokens = full.step()
-            if full.is_complete:
-                drawn.measured = _compare(full.logits, drawn.logits)
-            return num_tokens
-        assert self.begin_bolder is not None
-        assert drawn.bolder_plan is not None
-        if drawn.bolder is None:
-            begun = self.begin_bolder(
-                self._runner, drawn.tokens, drawn.bolder_plan[1], full.slots, lora_id=drawn.lora_id
-            )
-            if begun is None or drawn.full is None:
-                # Making room for it took the slots of the full computation, or there is none.
-                if begun is not None:
-                    self._runner.token_to_kv_pool_allocator.free(begun.slots)
-                drawn.bolder_plan = None
-                return 0
-            drawn.bolder = begun
-        num_tokens = drawn.bolder.step()
-        if drawn.bolder.is_complete:
-            drawn.bolder_measured = _compare(full.logits, drawn.bolder.logits)
-        return num_tokens
-
     def release_slots(self) -> int:
-        """Give the slots back and return their number; the computation begins anew later."""
+        """Give the slots back and return their number; an unfinished computation begins anew later."""
         count = self.num_slots
         if count:
             first = self._waiting[0]
             assert first.full is not None
-            allocator = self._runner.token_to_kv_pool_allocator
-            allocator.free(first.full.slots)
-            if first.bolder is not None:
-                allocator.free(first.bolder.slots)
-            first.full = first.bolder = None
+            self._runner.token_to_kv_pool_allocator.free(first.full.slots)
+            first.full = None
             first.num_restarts += 1
-            if first.bolder_measured is None and first.measured is not None:
-                first.bolder_plan = None
         return count
 
     def abandon(self) -> int:

@@ -21,10 +21,6 @@ RESUME_KEY = "pic_audit_resume"
 """What `/set_internal_state` takes: the number of a suspension, 0 for all."""
 
 
-_FIRST_BOLDER = 8
-"""Requests of which a log line speaks first."""
-
-
 class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     """The audited requests of one kind, in all namespaces together."""
 
@@ -34,23 +30,6 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     """In nats, each request counted up to `audit_kl_cap`."""
     worst_window_kl: float
     """The largest mean of one namespace's window; 0 until a namespace has `audit_min` such requests."""
-
-
-class BolderReport(msgspec.Struct, kw_only=True):
-    """What a bolder preset would have done with audited requests of the one before it, where it splices more."""
-
-    preset: str
-    num_measured: int = 0
-    num_agreed: int = 0
-    """How many of them have the full computation's likeliest first token."""
-    mean_kl: float = 0.0
-    """In nats, each counted up to `audit_kl_cap`."""
-    served_mean_kl: float = 0.0
-    """Of the same requests as they were served."""
-    num_computed: int = 0
-    """Tokens that these computed."""
-    num_saved: int = 0
-    """How many of them it would have spliced."""
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +47,6 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     worst_window_kl: float
     """The largest of the windows' `worst_window_kl`."""
     windows: dict[Window, WindowReport]
-    bolder: list[BolderReport]
     undecided: Undecided | None
     """`None` until there are `audit_min` such requests."""
     suspended: list[Suspension]
@@ -114,23 +92,6 @@ def log_undecided(undecided: Undecided, config: PicConfig) -> None:
         undecided.num_agreed,
         config.audit_min,
     )
-
-
-def log_bolder(report: BolderReport) -> None:
-    """Log what the next bolder preset would bring and risk, whenever twice as many requests were measured."""
-    number = report.num_measured
-    if number >= _FIRST_BOLDER and number & (number - 1) == 0:
-        logger.info(
-            "sglang_pic: on the %d audited requests of which it splices more, preset %s would have computed %.0f %% "
-            "fewer tokens, at a mean KL of %.4f nats of the first token (as served: %.4f), with the full computation's "
-            "first token in %d of them; to have it: core.preset",
-            number,
-            report.preset,
-            100 * report.num_saved / report.num_computed,
-            report.mean_kl,
-            report.served_mean_kl,
-            report.num_agreed,
-        )
 
 
 def log_resumption(suspension: Suspension) -> None:

@@ -193,13 +193,8 @@ class Healer(Worker, Renewal):
             if resolver(path, stop) < stop:
                 return HealEnd.EVICTED
             slots = resolver.rows(path, 0, stop).slots
-            computation = PromptPass(
-                self._runner,
-                prompt.tokens[:stop].astype("int64"),
-                slots,
-                gaps=[(at, stop)],
-                lora_id=prompt.lora_id,
-            )
+            tokens = prompt.tokens[:stop].astype("int64")
+            computation = PromptPass(self._runner, tokens, slots, start=at, lora_id=prompt.lora_id)
             with self._passes.queued(scheduler):
                 computation.step()
         finally:

@@ -6,13 +6,16 @@ slot of the KV pool that SGLang keeps for padding, so nothing has to be allocate
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.probe.gathered import tell_alike
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput
+from sglang_pic.errors import ContractError
 
 PADDING_ROW = 0
 """The row of the request pool that belongs to no request."""
@@ -39,6 +42,22 @@ def trial_forward(runner: ModelRunner, batch: ForwardBatch) -> RunnerOutput:
         runner.shared_read_done_event = event
 
 
+def trial_logits(runner: ModelRunner, batch: ForwardBatch) -> torch.Tensor:
+    """The last token's logits of each sequence of a `trial_batch`, `[num_sequences, vocab_size]` float32.
+
+    Raises:
+        ContractError: SGLang gave logits for another number of sequences.
+    """
+    logits: torch.Tensor = trial_forward(runner, batch).logits_output.next_token_logits
+    if len(logits) != batch.batch_size:
+        raise ContractError(
+            f"a batch of {batch.batch_size} requests gave {len(logits)} rows of logits: SGLang does not see it request "
+            "by request; serve without --radix-cache-backend pic."
+        )
+    # NOTE: copied, because SGLang's captured graphs share one buffer, and the next pass overwrites the logits in it.
+    return logits.to(torch.float32, copy=True)
+
+
 def trial_batch(
     runner: ModelRunner,
     lens: Sequence[int],
@@ -50,6 +69,8 @@ def trial_batch(
     lora_id: str | None = None,
 ) -> ForwardBatch:
     """A batch of sequences of `lens` new tokens, each behind `prefix_len` tokens that are there already.
+
+    The host does not wait for the device.
 
     Args:
         runner: SGLang's model runner.
@@ -66,30 +87,29 @@ def trial_batch(
     """
     from sglang.srt.model_executor import forward_batch_info as info
 
-    def on_device(numbers: Sequence[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=dtype, device=runner.device)
-
     total, rows, prefix_lens = sum(lens), [PADDING_ROW] * len(lens), [prefix_len] * len(lens)
-    seq_lens = [prefix_len + n for n in lens]
+    seq_lens, starts = [prefix_len + n for n in lens], [0, *itertools.accumulate(lens[:-1])]
+    there = to_device([*rows, *seq_lens, *lens, *prefix_lens, *starts], runner.device)
+    wide, narrow = there.split(len(lens)), there.to(torch.int32).split(len(lens))
     zeros = torch.zeros(total, dtype=torch.int64, device=runner.device)
     batch: Any = info.ForwardBatch(
         forward_mode=info.ForwardMode.EXTEND,
         batch_size=len(lens),
         input_ids=zeros if input_ids is None else input_ids,
-        req_pool_indices=on_device(rows),
-        seq_lens=on_device(seq_lens),
+        req_pool_indices=wide[0],
+        seq_lens=wide[1],
         seq_lens_cpu=torch.tensor(seq_lens, dtype=torch.int64),
         seq_lens_sum=sum(seq_lens),
-        orig_seq_lens=on_device(seq_lens, torch.int32),
+        orig_seq_lens=narrow[1],
         req_pool_indices_cpu=torch.tensor(rows, dtype=torch.int64),
         out_cache_loc=zeros if slots is None else slots,
         positions=torch.cat([first_position + torch.arange(n, device=runner.device) for n in lens]),
         extend_num_tokens=total,
-        extend_seq_lens=on_device(lens, torch.int32),
+        extend_seq_lens=narrow[2],
         extend_seq_lens_cpu=list(lens),
-        extend_prefix_lens=on_device(prefix_lens, torch.int32),
+        extend_prefix_lens=narrow[3],
         extend_prefix_lens_cpu=prefix_lens,
-        extend_start_loc=on_device([sum(lens[:i]) for i in range(len(lens))], torch.int32),
+        extend_start_loc=narrow[4],
         extend_logprob_start_lens_cpu=list(lens),
         spec_algorithm=runner.spec_algorithm,
         capture_hidden_mode=info.CaptureHiddenMode.NULL,
@@ -112,6 +132,6 @@ def _prepare(runner: ModelRunner, batch: Any, lora_id: str | None) -> None:
     translator.own_plan(batch).bind(batch, translator)
     num_tokens = len(batch.input_ids)
     if info.enable_num_token_non_padded():
-        batch.global_num_token_non_padded = torch.tensor(num_tokens, dtype=torch.int32, device=runner.device)
+        batch.global_num_token_non_padded = torch.full((), num_tokens, dtype=torch.int32, device=runner.device)
     batch.global_num_token_non_padded_cpu = num_tokens
     tell_alike(batch, num_tokens)

@@ -31,8 +31,7 @@ def tell_alike(forward_batch: ForwardBatch, num_tokens: int) -> None:
     num_ranks = get_parallel().num_dp_ranks if require_mlp_tp_gather() else 1
 
     def alike(number: int) -> tuple[list[int], torch.Tensor]:
-        counts = [number] * num_ranks
-        return counts, torch.tensor(counts, dtype=torch.int64, device=batch.input_ids.device)
+        return [number] * num_ranks, torch.full((num_ranks,), number, dtype=torch.int64, device=batch.input_ids.device)
 
     batch.global_num_tokens_cpu, batch.global_num_tokens_gpu = alike(num_tokens)
     batch.original_global_num_tokens_cpu = batch.global_num_tokens_cpu

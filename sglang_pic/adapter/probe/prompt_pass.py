@@ -11,7 +11,6 @@ namespace, the tree never sees them, and they go back when the last logits are t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.runtime_context import get_lora
 
-from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
+from sglang_pic.adapter.probe.copies import to_device
+from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
 from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.seams import Allocator, ModelRunner, Tree
-from sglang_pic.core import Span
 
 STEP_TOKENS = 256
 """Most tokens that an arriving request waits for: about the smallest batch that keeps a GPU busy."""
@@ -32,15 +31,13 @@ _LARGEST_PART = 4
 
 
 class PromptPass:
-    """One prompt on its way through the model: all of it, or what a plan does not splice.
+    """One prompt on its way through the model, or the end of one.
 
     Args:
         runner: SGLang's model runner.
         tokens: `[prompt_len]` int64, on the CPU.
-        slots: as `take_slots` gave them; the caller gives them back.
-        table: `[prompt_len]` or longer, the slot of each token where these are not `slots`; what is not in `gaps` is
-            there.
-        gaps: what is computed, ascending, the last token with it; the whole prompt by default.
+        slots: `[prompt_len]` or longer, as `take_slots` gave them; the caller gives them back.
+        start: tokens whose rows are in their slots already.
         lora_id: the prompt's LoRA adapter, which must be on the device at every step.
     """
 
@@ -50,46 +47,42 @@ class PromptPass:
         tokens: np.ndarray,
         slots: torch.Tensor,
         *,
-        table: torch.Tensor | None = None,
-        gaps: Sequence[Span] | None = None,
+        start: int = 0,
         lora_id: str | None = None,
     ) -> None:
-        self._runner, self._tokens, self._lora_id = runner, tokens, lora_id
+        self._runner, self._tokens, self._num_done, self._lora_id = runner, tokens, start, lora_id
         self.slots = slots
-        self._table = slots if table is None else table
-        self._left = [
-            (at, min(at + STEP_TOKENS, end))
-            for start, end in gaps or [(0, len(tokens))]
-            for at in range(start, end, STEP_TOKENS)
-        ]
         self.logits = torch.empty(0)  # of the last token that was computed
 
     def step(self) -> int:
-        """Compute the next tokens on the current stream, SGLang's forward stream, and return their number."""
-        start, end = self._left[0]
+        """Compute the next tokens on the current stream, SGLang's forward stream, and return their number.
+
+        The host does not wait for the device.
+        """
+        start, end = self._num_done, min(self._num_done + STEP_TOKENS, len(self._tokens))
         row = self._runner.req_to_token_pool.req_to_token[PADDING_ROW]
-        row[:end] = self._table[:end].to(row.dtype)
+        row[:end] = self.slots[:end].to(row.dtype)
         try:
             batch = trial_batch(
                 self._runner,
                 [end - start],
                 first_position=start,
-                input_ids=torch.from_numpy(self._tokens[start:end]).to(self._runner.device),
-                slots=self._table[start:end].to(torch.int64),
+                input_ids=to_device(self._tokens[start:end], self._runner.device),
+                slots=self.slots[start:end].to(torch.int64),
                 prefix_len=start,
                 lora_id=self._lora_id,
             )
-            self.logits = trial_forward(self._runner, batch).logits_output.next_token_logits[0]
+            (self.logits,) = trial_logits(self._runner, batch)
         finally:
             # Padded entries of a batch read this row too.
             row[:end] = 0
-        del self._left[0]
+        self._num_done = end
         return end - start
 
     @property
     def is_complete(self) -> bool:
         """Whether `logits`, `[vocab_size]`, are those of the last prompt token."""
-        return not self._left
+        return self._num_done == len(self._tokens)
 
 
 def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
@@ -97,11 +90,11 @@ def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
     return _LARGEST_PART * whole_pages(num_tokens, allocator.page_size) > allocator.size
 
 
-def take_slots(tree: Tree, num_tokens: int, *, kept: int = 0) -> torch.Tensor | None:
-    """Slots for a prompt, or `None` if evicting unused rows does not free enough; `kept` of these must stay."""
+def take_slots(tree: Tree, num_tokens: int) -> torch.Tensor | None:
+    """Slots for a prompt, or `None` if evicting unused rows does not free enough."""
     allocator = tree.token_to_kv_pool_allocator
     needed = whole_pages(num_tokens, allocator.page_size)
-    if needed > _least_room(tree) - kept:
+    if needed > _least_room(tree):
         return None
     evict_from_tree_cache(tree, needed)
     return alloc_anew(tree, needed)
@@ -121,7 +114,7 @@ def alloc_anew(tree: Tree, num_tokens: int) -> torch.Tensor | None:
         return slots
     # With pages SGLang has no `alloc` for two pools: as for a request of its own.
     start, end = (torch.tensor([length], dtype=torch.int64) for length in (0, num_tokens))
-    there = [each.to(allocator.device) for each in (start, end, start - 1)]
+    there = to_device([0, num_tokens, -1], allocator.device).split(1)
     slots = allocator.alloc_extend(there[0], start, there[1], end, there[2], num_tokens)
     return slots
 

@@ -24,6 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner
 from sglang_pic.adapter.serve.host_tier import OnDevice
 from sglang_pic.adapter.serve.state import PendingSplice
@@ -300,11 +301,6 @@ def _read_here(slots: torch.Tensor) -> None:
 
 
 def _stage(columns: _Columns[list[int]], device: torch.device) -> tuple[_Columns[torch.Tensor], _Columns[torch.Tensor]]:
-    """The columns on `device` in int64, and in int32, by one copy that is queued on the current stream.
-
-    NOTE: only a copy from pinned memory does not make the host wait; `torch.tensor(..., device=device)` waits for all
-    queued work. Torch keeps the pinned memory until the copy is done.
-    """
-    host = torch.tensor([*itertools.chain.from_iterable(columns)], dtype=torch.int64, pin_memory=device.type != "cpu")
-    there, lens = host.to(device, non_blocking=True), [*map(len, columns)]
+    """The columns on `device` in int64, and in int32, by one copy that is queued on the current stream."""
+    there, lens = to_device([*itertools.chain.from_iterable(columns)], device), [*map(len, columns)]
     return _Columns(*there.split(lens)), _Columns(*there.to(torch.int32).split(lens))

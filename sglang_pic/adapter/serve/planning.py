@@ -154,27 +154,14 @@ class Planning:
         careful = ReusePolicy()
         return msgspec.structs.replace(policy, **{name: getattr(careful, name) for name in _OF_THE_END})
 
-    def plan_as(self, req: Req, tree: Tree, policy: ReusePolicy, prefix_len: int) -> Plan:
-        """What the plan of the whole prompt behind `prefix_len` is under another policy; nothing stays locked.
-
-        Raises:
-            Exception: likewise.
-        """
-        resolver = self.resolver(tree)
-        try:
-            options = self._options(req, policy, resolver, self.max_gaps)
-            return self._best_plan(req, resolver, tokens_of(req), prefix_len, options)
-        finally:
-            resolver.release()
-
     @property
     def to_ids(self) -> Callable[[Tokens], array[int]]:
         """Makes SGLang's ids of a path's tokens."""
         return plain_ids if self.images is None else self.images.ids
 
-    def resolver(self, tree: Tree, *, on_host: bool = True) -> TreeResolver:
+    def resolver(self, tree: Tree) -> TreeResolver:
         """Looks donors up for one plan, those with rows on the host too."""
-        return TreeResolver(tree, self._index.names, self.host if on_host else None, self.windows, to_ids=self.to_ids)
+        return TreeResolver(tree, self._index.names, self.host, self.windows, to_ids=self.to_ids)
 
     def _options(
         self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int = 0

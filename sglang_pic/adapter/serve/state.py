@@ -129,8 +129,6 @@ class RequestState:
     """Why it is served as if it had opted out: audits or an operator have switched splicing off."""
     is_drawn: bool = False
     """The audit wants the logits of the pass that is admitted."""
-    bolder: tuple[str, Plan] | None = None
-    """The next bolder preset, and what it would splice of the prompt, for the audit of a drawn request."""
     is_faulty: bool = False
     """Whether its reuse failed with an exception; the rest of it is computed."""
     serves_media: bool | None = None
@@ -225,7 +223,7 @@ class RequestState:
     def undo_admission(self) -> Counted:
         """Take back the splice of the chunk that was admitted last; returns what was counted for it, as `counted`."""
         self.drop_plan()
-        self.is_drawn, self.bolder = False, None
+        self.is_drawn = False
         self.spliced = [span for span in self.spliced if span[0] < self.admitted_from]
         self.generations = [step for step in self.generations if step[0] < self.admitted_from]
         counted, self.counted = self.counted, Counted()
@@ -260,7 +258,7 @@ class RequestState:
         """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
         self.drop_plan()
         self.matched_len, self.own_end, self.prefix = None, None, Exactness()
-        self.is_drawn, self.bolder, self.is_repaired = False, None, False
+        self.is_drawn = self.is_repaired = False
         self.spliced.clear()
         self.generations.clear()
 

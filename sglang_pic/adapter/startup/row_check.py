@@ -16,15 +16,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
+from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.probe.slots import borrow_slots
-from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, TpGroup
+from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.core import Path, Plan, Run
-from sglang_pic.errors import ContractError
 from sglang_pic.runtime.checks.gap_rows import GapErrors, GapRows, judge_gaps, measure_gaps, read_rows
 from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
 from sglang_pic.runtime.splice import Splicer
@@ -91,13 +90,11 @@ class _Bench:
 
     def compute(self, written: torch.Tensor, position: int) -> None:
         """Write the rows of the tokens, the first one at `position`."""
-        self._forward(self._batch(self.tokens, written, position))
+        self._logits(self._batch(self.tokens, written, position))
 
-    def _logits(self, tokens: torch.Tensor, written: torch.Tensor, position: int) -> torch.Tensor:
-        """`[num_requests, vocab_size]` float64, of a pass that writes the rows of `tokens`."""
-        logits: torch.Tensor = self._forward(self._batch(tokens, written, position)).logits_output.next_token_logits
-        # Copied, because the runner may write the next pass's logits to the same buffer.
-        return logits.to(torch.float64, copy=True)
+    def _logits(self, batch: ForwardBatch) -> torch.Tensor:
+        """`[1, vocab_size]` float64."""
+        return trial_logits(self.runner, batch).to(torch.float64)
 
     def measure_gap_batch(self, wrong: torch.Tensor, spans: tuple[tuple[int, int], ...], position: int) -> torch.Tensor:
         """`measure_gaps` with `spans` spliced from the same tokens at `position`, and `wrong` ones given there."""
@@ -105,9 +102,9 @@ class _Bench:
         given = self.tokens.clone()
         for start, end in spans:
             given[start:end] = wrong[start:end]
-        full = self._logits(self.tokens, here, 0)
+        full = self._logits(self._batch(self.tokens, here, 0))
         self.compute(there, position)
-        misled_logits = self._logits(given, written, 0)
+        misled_logits = self._logits(self._batch(given, written, 0))
         misled = read_rows(view, written)
         # NaN in every dtype, so that a row which neither the splice nor the pass writes shows in all that reads it.
         view.fill(written, 0xFF)
@@ -125,15 +122,9 @@ class _Bench:
             # The target's own gap batch has none for the other tokens.
             info.hidden_states = None if info.hidden_states is None else info.hidden_states[gap.kept]
         hand_over(batch, gap, of_draft=self.draft_input is not None)
-        logits = self._forward(batch).logits_output.next_token_logits
-        if len(logits) != 1:
-            raise ContractError(
-                f"a gap batch of one request gave {len(logits)} rows of logits: SGLang does not see it request by "
-                "request; serve without --radix-cache-backend pic."
-            )
+        answers = GapRows(full, self._logits(batch), misled_logits)
         rows = zip(read_rows(view, here), read_rows(view, written), misled, strict=True)
         behind = [at for at in range(spans[0][1], _NUM_TOKENS) if not any(start <= at < end for start, end in spans)]
-        answers = GapRows(full, logits.to(torch.float64), misled_logits)
         return measure_gaps([GapRows(*layer) for layer in rows], behind, answers)
 
     def _batch(self, tokens: torch.Tensor, written: torch.Tensor, position: int) -> ForwardBatch:
@@ -142,6 +133,3 @@ class _Bench:
         if self.draft_input is not None:
             batch.spec_info = self.draft_input(tokens)
         return batch
-
-    def _forward(self, batch: ForwardBatch) -> RunnerOutput:
-        return trial_forward(self.runner, batch)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
+from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
 from sglang_pic.adapter.probe.slots import PoolTooSmallError, borrow_slots
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
@@ -181,7 +181,4 @@ class _Bench:
         return trial_batch(self.runner, [len(tokens)], first_position=position, input_ids=input_ids, slots=written)
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        logits: torch.Tensor = trial_forward(self.runner, batch).logits_output.next_token_logits
-        assert len(logits) == 1, "one row of logits for one request"
-        # Copied, because the runner may write the next pass's logits to the same buffer.
-        return logits[0].to(torch.float32, copy=True)
+        return trial_logits(self.runner, batch)[0]

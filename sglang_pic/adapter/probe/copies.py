@@ -1,0 +1,25 @@
+"""Copies between host and device for which the host does not wait.
+
+Only a copy from or to pinned memory runs beside the host; `torch.tensor(..., device=device)` waits for all work that is
+queued. Torch keeps pinned memory until the copy is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def to_device(numbers: Sequence[int] | np.ndarray, device: torch.device | str) -> torch.Tensor:
+    """`numbers` on `device`, `[num_numbers]` int64; the copy is queued on the current stream."""
+    there = torch.device(device)
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=there.type != "cpu").to(there, non_blocking=True)
+
+
+def to_host(values: torch.Tensor) -> torch.Tensor:
+    """`values` in host memory, readable after the work that is queued on the current stream, the copy with it."""
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type != "cpu")
+    here.copy_(values, non_blocking=True)
+    return here
