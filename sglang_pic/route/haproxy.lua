@@ -2,9 +2,14 @@
 -- whatever else fails, nothing is set. HAProxy's servers have their addresses as names.
 core.register_action("pic_route", { "http-req" }, function(txn)
   local client = core.httpclient()
+  local headers = { ["content-type"] = { "application/json" } }
+  local salt = txn.f:req_hdr("x-pic-salt") or txn.f:req_hdr("x-request-id-pic-salt")
+  if salt then
+    headers["x-pic-salt"] = { salt }
+  end
   local answer = client:post({
     url = os.getenv("PIC_ROUTE") .. "/route?path=" .. txn.f:path(),
-    headers = { ["content-type"] = { "application/json" } },
+    headers = headers,
     body = txn.f:req_body(),
     timeout = 700,
   })

@@ -40,16 +40,19 @@ class Body(msgspec.Struct, frozen=True):
     custom_params: dict[str, JsonValue] | None = None
     sampling_params: dict[str, JsonValue] | None = None
 
-    @property
-    def namespace(self) -> bytes | None:
-        """The canonical bytes of the namespace; None where servers tell nothing of the rows that the request finds."""
+    def namespace(self, salt: str | None) -> bytes | None:
+        """The canonical bytes of the namespace; None where servers tell nothing of the rows that the request finds.
+
+        Args:
+            salt: what a header says, in the place of `cache_salt`.
+        """
         inner = (self.sampling_params or {}).get("custom_params")
         params = self.custom_params or (inner if isinstance(inner, dict) else {})
         options = params.get("pic")
         asks = isinstance(options, dict) and any(options.get(key, "auto") != "auto" for key in _OTHER_LANES)
         if asks or self.lora_path or ":" in (self.model or ""):
             return None
-        return namespace_bytes(self.extra_key, self.cache_salt)
+        return namespace_bytes(self.extra_key, salt or self.cache_salt)
 
 
 class Prompts:
@@ -72,14 +75,14 @@ class Prompts:
             self._texts = TextEncoder(load_tokenizer(folder), _CACHED_BYTES)
             self._chats = TemplateEncoder(tokenizer, self._texts, load_chat_template(folder))
 
-    def sketch(self, data: bytes, cutting: Cutting) -> Sketched | None:
+    def sketch(self, data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:
         """The sketch of a request's prompt as servers with `cutting` tell it; None where it cannot be known.
 
         Cost: tokenizing what was not seen lately, and about 50 ns a token.
         """
         try:
             body = msgspec.json.decode(data, type=Body)
-            namespace, tokens = body.namespace, self._tokens(body)
+            namespace, tokens = body.namespace(salt), self._tokens(body)
         except (ValueError, OverflowError, RecursionError, TraceError):
             # The server will say what is wrong with it, or it is of a kind that is not routed by its text.
             return None

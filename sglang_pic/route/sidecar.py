@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/generate")
 """Requests whose prompts can be read."""
 
+SALT_HEADER: Final = "x-pic-salt"
+"""Stands in the place of a body's `cache_salt`, as on the servers."""
+
 MAX_BODY_BYTES: Final = 1 << 20
 """A larger request has no server named."""
 
@@ -40,7 +43,7 @@ _POLL_S: Final = 1.0
 class Sketches(Protocol):
     """What makes sketches: `Workers`."""
 
-    async def sketch(self, data: bytes, cutting: Cutting) -> Sketched | None:
+    async def sketch(self, data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:
         """As `Prompts.sketch`."""
 
     def stop(self) -> None:
@@ -132,7 +135,7 @@ class Sidecar:
         cutting = self.fleet.cutting
         if cutting is None:
             return None, "no_server"
-        sketched = await self._sketches.sketch(body, cutting)
+        sketched = await self._sketches.sketch(body, cutting, request.headers.get(SALT_HEADER))
         if sketched is None:
             return None, "not_by_text"
         # NOTE: what servers tell meanwhile may have changed the cutting, of which the names are.

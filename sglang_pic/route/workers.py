@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
 from sglang_pic.route.prompts import Prompts
@@ -36,17 +37,17 @@ class Workers:
     def __init__(self, tokenizer: str | None, salt: bytes) -> None:
         self._workers = [_Worker(tokenizer, salt) for _ in range(2)]
 
-    async def sketch(self, data: bytes, cutting: Cutting) -> Sketched | None:
+    async def sketch(self, data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:
         """As `Prompts.sketch`; a caller that is cancelled leaves what has begun to its process.
 
         Raises:
             Busy: too many wait.
             BrokenProcessPool: the process ended; the next call has a new one.
         """
-        return await self._workers[len(data) > _SMALL_BYTES].sketch(data, cutting)
+        return await self._workers[len(data) > _SMALL_BYTES].sketch(data, cutting, salt)
 
     def stop(self) -> None:
-        """End the processes; what they work on is lost."""
+        """End the processes, after the prompt that each of them works on."""
         for worker in self._workers:
             worker.stop()
 
@@ -56,37 +57,36 @@ class _Worker:
         self._given = (tokenizer, salt)
         self._start()
 
-    async def sketch(self, data: bytes, cutting: Cutting) -> Sketched | None:
-        if self._num_waiting >= _MAX_WAITING:
+    async def sketch(self, data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:
+        if len(self._waiting) >= _MAX_WAITING:
             raise Busy
         if self._is_broken:
             self._start()
-        future = self._pool.submit(_sketch, data, cutting)
-        self._num_waiting += 1
+        future = self._pool.submit(_sketch, data, cutting, salt)
+        # NOTE: the callback runs in a thread of the pool; a set's own changes are atomic.
+        self._waiting.add(future)
         future.add_done_callback(self._note)
         return await asyncio.wrap_future(future)
 
     def stop(self) -> None:
-        # A process that is in the middle of a prompt would be waited for.
-        for process in (self._pool._processes or {}).values():
-            process.kill()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(1, context, _begin, self._given)
-        self._num_waiting, self._is_broken = 0, False
+        self._waiting: set[Future[Sketched | None]] = set()
+        self._is_broken = False
         # The tokenizer is read before the first prompt comes.
         self._pool.submit(_sketch, b"", Cutting(chunk_min_tokens=1, chunk_avg_tokens=1, chunk_max_tokens=1))
 
     def _note(self, future: Future[Sketched | None]) -> None:
-        self._num_waiting -= 1
-        self._is_broken |= not future.cancelled() and future.exception() is not None
+        self._waiting.discard(future)
+        self._is_broken |= not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
 
 
 def _begin(tokenizer: str | None, salt: bytes) -> None:
     _prompts.append(Prompts(tokenizer, salt))
 
 
-def _sketch(data: bytes, cutting: Cutting) -> Sketched | None:
-    return _prompts[0].sketch(data, cutting)
+def _sketch(data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:
+    return _prompts[0].sketch(data, cutting, salt)
