@@ -19,6 +19,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import GapBatch
+from sglang_pic.errors import ContractError
 from sglang_pic.platform import gathering
 from tests.adapter.builders import hooks_of, request, scheduled, splice
 
@@ -142,6 +143,12 @@ def test_what_fails_before_is_told_as_a_whole_batch(rank: Rank, stage: str, monk
     assert rank.recovered == [(Fallback.FAULT_GAPS if stage == "lay_out" else Fallback.FAULT_SPLICE, False)]
     rank.path._prepare(made := SimpleNamespace(), object, batch, rank.runner)  # type: ignore[arg-type]
     assert not hasattr(made, forward._ATTRIBUTE), "the pass has as many tokens as were told"
+
+
+def test_another_batch_than_the_one_that_was_told_ends_the_server(rank: Rank) -> None:
+    rank.sync(rank.batch(plans=True))
+    with pytest.raises(ContractError, match="another batch"):
+        rank.path._prepare(SimpleNamespace(), object, rank.batch(plans=False), rank.runner)  # type: ignore[arg-type]
 
 
 def test_what_fails_afterwards_ends_the_server(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import Fetch, GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
+from sglang_pic.errors import ContractError
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind
 
@@ -122,9 +123,10 @@ class ForwardPath:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             planned = self._take_plans(batch, model_runner)
-        else:
-            assert ahead[0] is batch, "the ranks were told of another batch"
+        elif ahead[0] is batch:
             planned = ahead[1]
+        else:
+            raise ContractError("SGLang computes another batch than the one whose tokens the ranks told each other.")
         watching = [told for observer in self._observers if (told := observer.watch(batch)) is not None]
         if planned.gap is not None or watching:
             setattr(forward_batch, _ATTRIBUTE, planned._replace(observers=watching))
