@@ -152,7 +152,7 @@ _ENDPOINTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "/v1/chat/completions": lambda text: {"model": "m", "messages": _user(text), "max_tokens": 1},
     "/v1/completions": lambda text: {"model": "m", "prompt": text, "max_tokens": 1},
     "/v1/messages": lambda text: {"model": "m", "messages": _user(text), "max_tokens": 1},
-    "/v1/responses": lambda text: {"input": text, "max_output_tokens": 1, "store": False},
+    "/v1/responses": lambda text: {"input": text, "max_output_tokens": 8, "store": False},
     "/api/chat": lambda text: {"model": "m", "messages": _user(text), "options": {"num_predict": 1}},
     "/api/generate": lambda text: {"model": "m", "prompt": text, "options": {"num_predict": 1}},
 }
