@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Final
@@ -85,7 +87,16 @@ class _Worker:
 
 
 def _begin(tokenizer: str | None, salt: bytes) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _prompts.append(Prompts(tokenizer, salt))
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot end its processes, and they would wait for it for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a process of a pool"
+    parent.join()
+    os._exit(1)
 
 
 def _sketch(data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:

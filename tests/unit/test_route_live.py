@@ -12,6 +12,7 @@ import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -434,6 +435,28 @@ def test_a_process_that_ends_is_replaced() -> None:
             workers.stop()
 
     asyncio.run(sketch())
+
+
+_KILLED = """
+import asyncio, multiprocessing, os
+from tests.unit.test_route_live import CUTTING, SALT, Workers, prompt
+async def sketch():
+    workers = Workers(None, SALT)
+    await workers.sketch(prompt(1), CUTTING)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), 9)
+asyncio.run(sketch())
+"""
+
+
+def test_processes_end_with_a_parent_that_is_killed() -> None:
+    killed = subprocess.run([sys.executable, "-c", _KILLED], capture_output=True, text=True, timeout=60, check=False)
+    pids = [int(pid) for pid in killed.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 class StandIn(ThreadingHTTPServer):
