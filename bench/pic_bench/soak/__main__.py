@@ -2,13 +2,13 @@
 
 Recorded and generated sessions are played for minutes. Requests are aborted, clients go away in the middle of a stream,
 options are wrong, prompts are pinned and dropped, the cache is flushed, requests are retracted and rows evicted all the
-time. After each round of sessions the server comes to rest, and every slot, lock and index entry is accounted for.
-Every row that is spliced or read is compared with a table of what was computed where. Answers of requests with mode off
-are compared with those of a stock server in float32. Before all that two faults are made on purpose, which the checkers
-must find.
+time; with --switch splicing is switched off and on. After each round of sessions the server comes to rest, and every
+slot, lock and index entry is accounted for. Every row that is spliced or read is compared with a table of what was
+computed where. Answers of requests with mode off are compared with those of a stock server in float32. Before all that
+two faults are made on purpose, which the checkers must find.
 
-The last line on stdout is one JSON object of counts. Exit code: 0 where mismatches, leaks, stale_rows and failures are
-0 and the controls were found, 1 otherwise or where a server ended, 130 interrupted.
+The last line on stdout is one JSON object of counts. Exit code: 0 where mismatches, leaks, stale_rows, failures and
+spliced_while_off are 0 and the controls were found, 1 otherwise or where a server ended, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from sglang_pic.errors import BenchError
 _SAMPLE_S = 0.5
 _PAUSE_S = 3.0
 _MAX_WORDS = 20
+_SWITCHED_S = 1.0
+"""So long after splicing was switched off nothing may be spliced any more."""
 _NUM_MISMATCHES = 8
 _STORE = "store"
 _RENEWALS: dict[str, dict[str, object]] = {"repair": {"repair_tokens": 400}, "heal": {"heal_ratio": 100.0}}
@@ -97,6 +99,10 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     stale_rows: int
     failures: int
     """Requests that ended in a way that no fault explains, and errors in the server's log."""
+    switches: int = 0
+    """How often splicing was switched off, and on again."""
+    spliced_while_off: int = 0
+    """Tokens that were spliced later than a second after that."""
     what: list[str]
     """The first of what was not 0, in words."""
     memory: Memory
@@ -108,7 +114,8 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
         can_find = self.control is None or (
             self.control.stale_rows > 0 and self.control.mismatches == self.control.num_mismatches
         )
-        return can_find and not (self.mismatches or self.leaks or self.stale_rows or self.failures)
+        faults = self.mismatches, self.leaks, self.stale_rows, self.failures, self.spliced_while_off
+        return can_find and not any(faults)
 
 
 @STUDY.measures
@@ -155,6 +162,12 @@ class _Run:
     """As injected."""
     failures: list[str] = field(default_factory=list)
     num_flushes: int = 0
+    num_switches: int = 0
+    num_spliced_off: int = 0
+    off_at: float | None = None
+    """When splicing was switched off, while it is."""
+    spliced_at_off: int | None = None
+    """Tokens that were spliced until a second later, once that has passed."""
 
     @property
     def deadline(self) -> float:
@@ -180,6 +193,9 @@ class _Run:
                     self._flush_while_busy()
                 if self.args.store:
                     self._trouble_store(rng)
+                if self.args.switch:
+                    self._switch(rng)
+        self._switch_on()
         self.patient.wait_idle()
         if rng.random() < 0.15:
             time.sleep(_PAUSE_S)
@@ -220,6 +236,8 @@ class _Run:
             leaks=len(patient.leaks),
             stale_rows=stale.total(),
             failures=len(failures),
+            switches=self.num_switches,
+            spliced_while_off=self.num_spliced_off,
             what=words[:_MAX_WORDS],
             memory=patient.memory(self.started_at),
             control=self.control,
@@ -231,11 +249,45 @@ class _Run:
             if time.monotonic() > self.deadline:
                 break
             self.patient.note_pin(request)
-            outcome = send(self.patient.server, request)
-            if outcome.answer is not None and request.is_compared:
-                self.judge.compare(request, outcome.answer)
+            # While splicing is off every answer is a stock server's.
+            off = self._time_off if request.fault is Fault.NONE and request.logprob_start is None else None
+            sent = request if off is None else request._replace(is_compared=True)
+            outcome = send(self.patient.server, sent)
+            is_exact = request.is_compared or (off is not None and off == self._time_off)
+            if outcome.answer is not None and is_exact:
+                self.judge.compare(sent, outcome.answer)
             ended.append((request.fault, outcome))
         return ended
+
+    @property
+    def _time_off(self) -> int | None:
+        """Which time it is that splicing is off, once it has been for a second; None else."""
+        return None if self.spliced_at_off is None else self.num_switches
+
+    def _switch(self, rng: random.Random) -> None:
+        """Switch splicing off or on by chance."""
+        if self.off_at is None:
+            if rng.random() < 0.2:
+                self._set_mode(0)
+                self.off_at, self.num_switches = time.monotonic(), self.num_switches + 1
+        elif self.spliced_at_off is None:
+            if time.monotonic() - self.off_at > _SWITCHED_S:
+                self.spliced_at_off = self._num_spliced()
+        elif rng.random() < 0.3:
+            self._switch_on()
+
+    def _switch_on(self) -> None:
+        if self.spliced_at_off is not None:
+            self.num_spliced_off += self._num_spliced() - self.spliced_at_off
+        if self.off_at is not None:
+            self.off_at = self.spliced_at_off = None
+            self._set_mode(1)
+
+    def _set_mode(self, mode: int) -> None:
+        self.patient.server.post("/set_internal_state", {"server_args": {"pic_mode": mode}})
+
+    def _num_spliced(self) -> int:
+        return _by_label(self.patient.counters(), "tokens").get("chunk", 0)
 
     def _trouble_store(self, rng: random.Random) -> None:
         """Take the store's folder away for seconds, or break a tenth of what says what it holds; by chance."""
