@@ -212,16 +212,15 @@ def build_gap_batch(
     Returns:
         The layout; its splice covers every run of every request.
     """
-    owners, starts, ends, firsts, computed, logprob_starts = [], [], [], [], [], []
+    owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
     moves, fetches, windows = list[_Move](), list[_Move](), list[torch.Tensor]()
-    locks, donors, offset = ExitStack(), list[OnDevice](), 0
+    locks, offset = ExitStack(), 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
-        for start, end in gaps:
-            owners.append(i)
-            starts.append(start)
-            ends.append(end)
-            firsts.append(offset + start - prefix_len)
+        owners += [i] * len(gaps)
+        starts += [start for start, _ in gaps]
+        ends += [end for _, end in gaps]
+        firsts += [offset + start - prefix_len for start, _ in gaps]
         computed.append(sum(end - start for start, end in gaps))
         # Everything from the first wanted logprob on is computed: as many tokens as in the whole extend.
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
@@ -232,7 +231,6 @@ def build_gap_batch(
             fetches += [_Move(run, slots, rows[i], next(shifts)) for run, slots in splice.fetches]
             windows += splice.window_sources
             locks.push(splice.locks)
-            donors += splice.donors
         offset += extend_len
     lens = [end - start for start, end in zip(starts, ends, strict=True)]
     places = [0, *itertools.accumulate(lens[:-1])]
@@ -251,7 +249,7 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
-        donors=donors,
+        donors=[donor for splice in pending if splice is not None for donor in splice.donors],
     )
 
 
