@@ -107,7 +107,7 @@ def _prefills_as_known(worker: Any) -> bool:
 def _read_splicer(ctx: BuildContext, runner: ModelRunner, target: Splicer) -> Splicer:
     """Moves the rows of a draft model in the slots that its target has."""
     with named(runner):
-        refusal = refused_backend(runner.prefill_attention_backend_str)
+        refusal = refused_backend(runner)
         if refusal:
             raise UnsupportedError(refusal)
         view = view_pool(runner.token_to_kv_pool)

@@ -64,7 +64,7 @@ from sglang_pic.adapter.support import (
     max_sequences,
     opts_out,
 )
-from sglang_pic.config import CONFIG_VARIABLE, PicConfig, load_config
+from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import (
     Chunker,
     ContentIndex,
@@ -76,7 +76,6 @@ from sglang_pic.core import (
     RowNames,
     costs,
 )
-from sglang_pic.errors import UnsupportedError
 from sglang_pic.route.wire import Cutting
 from sglang_pic.runtime.host_rows import view_host_pool
 from sglang_pic.runtime.rope import read_geometry
@@ -114,10 +113,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
             SGLang could not be hooked, or is not what a feature of the server needs.
     """
     config = load_config()
-    check_support(ctx)
+    check_support(ctx, config)
     warn_of_changes(ctx, [*changed_bodies, *check_features(ctx)])
-    mode = disaggregation_mode(ctx)
-    if mode == "decode":
+    if (mode := disaggregation_mode(ctx)) == "decode":
         return disaggregation.create_decode_cache(ctx, config.core, _make_modes(ctx, config))
     runner, labels, passes = ctx.tp_worker.model_runner, _labels(ctx), Passes()
     audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels), passes)
@@ -133,7 +131,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     scheduler_hooks.install(cache, config.core, cache.planning.modes)
     if runner.lora_manager is not None:
         scheduler_hooks.install_adapters(cache)
-    healer = _make_healer(ctx, cache, config, drafts, Series(heal_metrics.METRICS, labels), passes)
+    heals = bool(config.repair_tokens or config.heal_ratio)
+    healer = Healer(runner, cache, config, Series(heal_metrics.METRICS, labels), passes) if heals else None
     if healer is not None:
         cache.renewal, shown["renewal"] = healer, healer.report
     if audit is not None:
@@ -196,35 +195,6 @@ def _make_audit(ctx: BuildContext, config: PicConfig, series: Series, passes: Pa
     return Audit(ctx.tp_worker.model_runner, config, series, ctx.tp_group, passes=passes, sends_rows=sends_rows)
 
 
-def _make_healer(
-    ctx: BuildContext,
-    cache: PicRadixCache,
-    config: PicConfig,
-    drafts: Sequence[Draft],
-    series: Series,
-    passes: Passes,
-) -> Healer | None:
-    """What computes approximate rows again, if the operator wants that.
-
-    Raises:
-        UnsupportedError: others hold copies of the rows, or a pass needs every rank.
-    """
-    if not (config.repair_tokens or config.heal_ratio):
-        return None
-    for is_on, what in (
-        (cache.cache_controller is not None, "HiCache, whose copies would stay as they were"),
-        (disaggregation_mode(ctx) != "null", "PD disaggregation, whose decode servers have the rows already"),
-        (cache.planning.windows is not None, "a pool for sliding windows, of which rows may be gone"),
-        (bool(drafts), "a draft model, whose rows depend on the states of the others"),
-        (serving_group(ctx.tp_group) is not ctx.tp_group, "DP attention, where a pass needs every rank"),
-    ):
-        if is_on:
-            raise UnsupportedError(
-                f"repair_tokens and heal_ratio do not work with {what}: set both to 0 in {CONFIG_VARIABLE}."
-            )
-    return Healer(ctx.tp_worker.model_runner, cache, config, series, passes)
-
-
 def _make_modes(ctx: BuildContext, config: PicConfig) -> Modes:
     """How requests may be served; one rank logs why the server's flags make `off` the default."""
     reason = opts_out(ctx)
@@ -235,7 +205,9 @@ def _make_modes(ctx: BuildContext, config: PicConfig) -> Modes:
 
 def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, drafts: Sequence[Draft]) -> _LiveModel:
     runner = ctx.tp_worker.model_runner
-    tokenizer = read_tokenizer(ctx.server_args)
+    tokenizer, lost = read_tokenizer(ctx.server_args)
+    if lost:
+        logger.warning("sglang_pic: %s", lost)
     delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
     texts = None if tokenizer is None else texts_of(tokenizer, delimiters)
     check_alike(
@@ -341,17 +313,11 @@ def _make_telling(
     """What tells routers of donors, if the operator wants that.
 
     Raises:
-        UnsupportedError: the server has several caches, and a router could not say which.
         ConfigError: the secret cannot be read, or the port is taken.
     """
     if config.content_events is None:
         return None
     ranks = serving_group(ctx.tp_group)
-    if get_parallel().dp_rank is not None or ranks is not ctx.tp_group:
-        raise UnsupportedError(
-            "content_events with data parallelism: a router reaches the server and not one of its caches; start a "
-            f"server for each, or take content_events out of {CONFIG_VARIABLE}."
-        )
     return make_telling(
         config.content_events,
         Cutting.of(config.core, model.delimiters),

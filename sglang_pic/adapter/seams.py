@@ -144,6 +144,7 @@ class ModelRunner(Protocol):
     lora_manager: Any | None
     attn_backend: Any
     prefill_attention_backend_str: str
+    use_mla_backend: bool
     prefill_aware_swa: bool  # decoding sees all of the prompt and a window of the answer
     prefill_cuda_graph_runner: object | None  # `prefill_backend_name`, `max_bs`; None: prefill is computed eagerly
     shared_read_done_event: object | None

@@ -16,6 +16,7 @@ from sglang_pic.adapter.bodies import known_versions
 from sglang_pic.adapter.contract import BUILT_FOR, FEATURES, check_contract
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.config import PicConfig
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.rope import (
     KNOWN_EMBEDDINGS,
@@ -64,15 +65,15 @@ class Support(NamedTuple):
     """One clause: why this is admitted or refused, or what was tested."""
     path: str = ""
     """The path in SGLang's `TreeCacheBuildContext` of the value that tells whether a server has this: a server argument
-    as SGLang resolved it, or a variable of `environ`. Empty if it is found otherwise, or every server has it. A space
-    separates several."""
+    as SGLang resolved it, or a value of `environ`, `config` or `platform`. Empty if it is found otherwise, or every
+    server has it. A space separates several."""
     served: object = False
     """The value at `path` of a server without it; `False` stands for whatever counts as false. A list has all values of
     servers without it, and `""` for whatever counts as false."""
     values: Sequence[str] = ()
     """The values at `path` of servers with it; empty if these are all others."""
     beside: str = ""
-    """The path of a second value that a server must have, too."""
+    """The path of a second value that a server must have, too; a space separates several, of which one is enough."""
     unless: str = ""
     """The path of a value that a server with this must not have."""
     change: str = ""
@@ -164,25 +165,24 @@ ONE_ROW: Final = "triton, flashinfer or trtllm_mha with --max-running-requests 1
 """The table's name of backends with fewer rows than a splice needs."""
 
 
-def check_support(ctx: BuildContext) -> None:
+def check_support(ctx: BuildContext, config: PicConfig) -> None:
     """Refuse what would be served wrongly.
 
     Raises:
         UnsupportedError: naming the flag or the property of the model, and what to change.
     """
-    for refusal in refusals(ctx):
+    for refusal in refusals(ctx, config):
         raise UnsupportedError(refusal)
 
 
-def refusals(ctx: BuildContext) -> Iterator[str]:
+def refusals(ctx: BuildContext, config: PicConfig) -> Iterator[str]:
     """A line for each thing that is refused, naming the flag or the property of the model, and what to change."""
-    for entry in present(ctx, Level.REFUSED):
-        value = _value(entry.path, ctx)
-        is_named = isinstance(value, bool) or not entry.what.startswith("--")
-        yield entry.refused.line(entry.what if is_named else f"{entry.what} {value}")
+    for entry in present(ctx, Level.REFUSED, config=config):
+        value = _value(entry.path, ctx, config) if entry.what.startswith("--") else True
+        yield entry.refused.line(entry.what if isinstance(value, bool) else f"{entry.what} {value}")
     if disaggregation_mode(ctx) == "decode":
         return
-    refusal = refused_backend(ctx.tp_worker.model_runner.prefill_attention_backend_str)
+    refusal = refused_backend(ctx.tp_worker.model_runner)
     if refusal:
         yield refusal
 
@@ -195,14 +195,15 @@ def check_features(ctx: BuildContext) -> list[str]:
     return [path for name, what in needed.items() for path in check_contract(FEATURES[name], without=what)]
 
 
-def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
-    """The entries of some levels that a server has by a flag or by its model: those with a `path`."""
-    mode = disaggregation_mode(ctx)
+def present(ctx: BuildContext, *levels: Level, config: PicConfig | None = None) -> Iterator[Support]:
+    """The entries of some levels that a server has by a flag, by its configuration (by default `PicConfig()`) or by its
+    model: those with a `path`."""
+    mode, config = disaggregation_mode(ctx), config or PicConfig()
     for entry in SUPPORT:
         if entry.level in levels and (entry.level is not Level.REFUSED or mode in entry.modes):
-            values = [_value(path, ctx) for path in entry.path.split()]
-            beside = not entry.beside or _value(entry.beside, ctx)
-            spared = entry.unless and _value(entry.unless, ctx)
+            values = [_value(path, ctx, config) for path in entry.path.split()]
+            beside = not entry.beside or any(_value(path, ctx, config) for path in entry.beside.split())
+            spared = entry.unless and _value(entry.unless, ctx, config)
             if beside and not spared and any(_has(entry, value) for value in values):
                 yield entry
 
@@ -224,7 +225,7 @@ def opts_out(ctx: BuildContext) -> str:
 
 def disaggregation_mode(ctx: BuildContext) -> str:
     """`null`, `prefill` or `decode`."""
-    return str(_value("server_args.disaggregation_mode", ctx))
+    return str(_value("server_args.disaggregation_mode", ctx, PicConfig()))
 
 
 def find(area: Area, what: str) -> Support | None:
@@ -232,10 +233,14 @@ def find(area: Area, what: str) -> Support | None:
     return next((entry for entry in SUPPORT if entry.area is area and entry.what == what), None)
 
 
-def refused_backend(backend: str) -> str:
-    """The line that refuses a prefill attention backend and says which one helps; empty where it is served."""
+def refused_backend(runner: ModelRunner) -> str:
+    """The line that refuses the prefill attention backend of a model and says what helps; empty where it is served."""
+    backend, rows = runner.prefill_attention_backend_str, int(runner.req_to_token_pool.size)
     known = {entry.what: entry for entry in SUPPORT if entry.area is Area.ATTENTION}
     served = [what for what, entry in known.items() if entry.level is not Level.REFUSED]
+    if backend in _WITH_SEQUENCE_TABLES and rows < 2:
+        what = f"--max-running-requests {rows} on the prefill attention backend {backend!r}"
+        return known[ONE_ROW].refused.line(what)
     if backend in served:
         return ""
     entry = known.get(backend, known["any other"])
@@ -245,7 +250,7 @@ def refused_backend(backend: str) -> str:
     return refused.line(f"the prefill attention backend {backend!r}")
 
 
-def _value(path: str, ctx: BuildContext) -> object:
+def _value(path: str, ctx: BuildContext, config: PicConfig) -> object:
     """What a server has at a path of the table."""
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
@@ -254,6 +259,12 @@ def _value(path: str, ctx: BuildContext) -> object:
         from sglang.srt.environ import envs
 
         return getattr(envs, name).get()
+    if owner == "platform":
+        from sglang.srt.runtime_context import get_platform
+
+        return getattr(get_platform(), name)
+    if owner == "config":
+        return getattr(config, name)
     if owner == "server_args":
         # NOTE: SGLang leaves arguments as they were given, and keeps what it made of them apart: `--dp-size 2
         # --enable-dp-attention` and `--dwdp-size 2` are both `attn_dp_size=2`.
@@ -262,21 +273,9 @@ def _value(path: str, ctx: BuildContext) -> object:
 
 
 def max_sequences(runner: ModelRunner) -> int:
-    """The most virtual sequences that one batch of `runner` may have.
-
-    Raises:
-        UnsupportedError: too few for a single splice.
-    """
-    backend, rows = runner.prefill_attention_backend_str, int(runner.req_to_token_pool.size)
-    if backend not in _WITH_SEQUENCE_TABLES:
-        return _UNBOUNDED
-    if rows < 2:
-        entry = find(Area.ATTENTION, ONE_ROW)
-        assert entry is not None, "a row of the table"
-        raise UnsupportedError(
-            entry.refused.line(f"--max-running-requests {rows} on the prefill attention backend {backend!r}")
-        )
-    return rows
+    """The most virtual sequences that one batch of `runner` may have: 2 or more unless it is refused."""
+    has_tables = runner.prefill_attention_backend_str in _WITH_SEQUENCE_TABLES
+    return int(runner.req_to_token_pool.size) if has_tables else _UNBOUNDED
 
 
 def max_keys(runner: ModelRunner) -> int:

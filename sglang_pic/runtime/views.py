@@ -292,7 +292,7 @@ PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], Refused], ...]] = (
     (
         "post_capture_active",
         (False,),
-        Refused("buffers are replaced after graph capture", "turn post-capture KV backing off"),
+        Refused("buffers are replaced after graph capture", "unset SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"),
     ),
     ("index_kpool", (1,), Refused("a pooled index key belongs to several tokens, so it will never be moved")),
     ("index_page_size", (PAGE_TOKENS,), Refused("index keys must lie in pages of 64 tokens")),

@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import pickle
 import re
 import shutil
 import warnings
@@ -15,19 +16,22 @@ from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
 from sglang_pic.adapter.bodies import known_versions
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-from sglang_pic.adapter.support import Area, find
+from sglang_pic.adapter.support import SUPPORT, Area, Level, check_support, find
 from sglang_pic.cli import main
+from sglang_pic.config import PicConfig, read_config
+from sglang_pic.errors import UnsupportedError
 from tests.adapter.processes import forked
 from tests.conftest import ROOT
 
 _SCHEDULED = ("--enable-mixed-chunk", "--enable-priority-scheduling", "--dp-size", "2")
 _SPLIT = ("--prefill-attention-backend", "flashinfer", "--decode-attention-backend", "trtllm_mla")
-_PREFILL = ("--disaggregation-mode", "prefill")
+_SENDS = ("--disaggregation-mode", "prefill")
 
 
 _WITHOUT_MODEL = {
@@ -95,9 +99,10 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     dynamic = without_weights("tiny-gqa", rope_scaling=longer, rope_parameters=longer)
     factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 2048}
     phi = without_weights("tiny-gqa", rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors})
-    hybrid = without_weights("tiny-gqa", architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next")
+    without_tokenizer = without_weights("tiny-gqa")
+    for file in Path(without_tokenizer).glob("tokenizer*"):
+        file.unlink()
     (folder / "empty").mkdir()
-    lora = ["--lora-paths", "a=b", "--max-lora-rank", "8", "--lora-target-modules", "all"]
 
     def on(card: str, model: str, *flags: str, config: str = "") -> tuple[list[str], str]:
         return [model, "--json", "--card", card, "--", *flags], config
@@ -109,22 +114,18 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "rotary": on("h100", dynamic),
         "draft, host": on("h100", gqa, *_draft("DFLASH", gqa), "--enable-hierarchical-cache"),
         "draft": on("h100", gqa, *_draft("NEXTN", gqa)),
-        "prefill": on("h100", gqa, *_PREFILL),
+        "prefill": on("h100", gqa, *_SENDS),
         "decode": on("h100", gqa, "--disaggregation-mode", "decode"),
-        "switched roles": on("h100", gqa, *_PREFILL, "--enable-pd-role-switch"),
-        "no tree": on("h100", gqa, "--disable-radix-cache"),
         "deterministic": on("h100", gqa, "--enable-deterministic-inference"),
         "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
         "windows": on("h100", gpt_oss),
-        "windows, host": on("h100", gpt_oss, "--enable-hierarchical-cache"),
         "always plain": on("h100", gemma),
-        "states": on("h100", hybrid),
         "config": on("h100", gqa, config='{"audit_rate": 7}'),
         "certificate": on("h100", gqa, config='{"certificate": "lost.json"}'),
         "sglang": on("h100", gqa, "--enable-prefill-cp"),
         "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init", *_SCHEDULED),
         "dp attention": on("h100", mla, "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"),
-        "lora": on("h100", gqa, *lora),
+        "lora": on("h100", gqa, "--lora-paths", "a=b", *_LORA.split()),
         "few rows": on("a100", gqa, "--max-running-requests", "1"),
         "bad flag": on("h100", gqa, "--no-such-flag", "3"),
         "no folder": on("h100", str(folder / "nowhere")),
@@ -134,6 +135,9 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "decoding kept": on("b200", mla, *_SPLIT),
         "long": on("h100", phi, "--context-length", "2048"),
         "too long": on("h100", phi),
+        "variable": ([gqa, "--json", "--card", "h100", "--env", "SGLANG_USE_HND_KVCACHE=1"], ""),
+        "configured": ([gqa, "--json", "--card", "h100", "--env", f"SGLANG_PIC_CONFIG={_HEALS}", "--", _HOST], ""),
+        "no tokenizer": on("h100", without_tokenizer),
         "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192), "--enable-mixed-chunk"),
     }
     # SGLang finds its platform once: here no process may have asked for it before.
@@ -157,14 +161,10 @@ REFUSED = {
         ("--speculative-algorithm", ""),
         ("HiCache with speculative decoding", "; start without one of the two"),
     ],
-    "switched roles": [("--enable-pd-role-switch", "")],
-    "no tree": [("--disable-radix-cache", "")],
-    "windows, host": [
-        ("sliding windows in a pool of their own with HiCache", "; start without --enable-hierarchical-cache, or .*")
-    ],
-    "states": [("a model with state-space layers", "")],
     "refused": [("--pp-size 2", ""), ("rows of float8_e5m2", "; start with --kv-cache-dtype auto or fp8_e4m3")],
     "too long": [(r"the rotary embedding Phi3\w+ in a context of 8192 tokens", "; start with --context-length 2048")],
+    "variable": [("use_hnd other than False", "; unset SGLANG_USE_HND_KVCACHE and the layout flags")],
+    "configured": [("repair_tokens or heal_ratio with HiCache", "; set both to 0 in SGLANG_PIC_CONFIG")],
     "chunks": [("mixed chunks with attention in chunks", "; remove --enable-mixed-chunk")],
     "few rows": [("--max-running-requests 1", "; allow 2 or more")],
 }
@@ -202,15 +202,141 @@ def test_prefill_and_decode_servers_would_start(case: str, answers: dict[str, An
     assert "PD disaggregation" in answers[case].tested
 
 
-@pytest.mark.feature("--speculative-algorithm", "HiCache with speculative decoding", "--enable-pd-role-switch")
-@pytest.mark.feature("--disable-radix-cache", "--pp-size")
-@pytest.mark.feature("sliding windows in a pool of their own", "a model with state-space layers")
+@pytest.mark.feature("--speculative-algorithm", "HiCache with speculative decoding", "--pp-size")
 @pytest.mark.parametrize("case", REFUSED)
 def test_features_that_are_refused(case: str, answers: dict[str, Answer]) -> None:
     """All at once, with the flags as users give them, and configurations of such models; the check fails."""
     assert answers[case].code == 1
     for line, (what, rest) in zip(answers[case].found["refused"], REFUSED[case], strict=True):
         assert re.fullmatch(rf"--radix-cache-backend pic does not work with {what}[ :].*{rest}\.", line)
+
+
+_QWEN, _DEEPSEEK, _DSA, _GPT_OSS, _MEDIA = "Qwen3", "DeepSeek-V3", "DeepSeek-V3.2", "gpt-oss", "Qwen3-VL"
+_HOST, _PREFILL = "--enable-hierarchical-cache", "--disaggregation-mode prefill"
+_DP = "--tp-size 2 --dp-size 2 --enable-dp-attention"
+_DRAFT = "--speculative-algorithm EAGLE --speculative-draft-model-path DRAFT"
+_LORA = "--enable-lora --max-lora-rank 8 --lora-target-modules all"
+_HEALS, _REPAIRS = '{"heal_ratio": 1}', '{"repair_tokens": 8}'
+_TELLS = '{"content_events": {"endpoint": "tcp://*:1", "salt_file": "none"}}'
+REFUSALS = [entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED]
+TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
+    "a model with state-space layers": [("Qwen3-Next", "", {})],
+    "--dllm-algorithm": [("LLaDA-2.1", "--dllm-algorithm LowConfidence", {})],
+    "rows of several positions (DeepSeek-V4)": [("DeepSeek-V4", "--tp-size 8", {})],
+    "sliding windows in a pool of their own with HiCache": [(_GPT_OSS, _HOST, {})],
+    "a model that does not generate": [(_QWEN, "--is-embedding", {})],
+    "fa4 with MLA on other cards than SM100": [
+        (_DEEPSEEK, "--attention-backend fa4", {}),
+        (_DEEPSEEK, "--prefill-attention-backend fa4 --decode-attention-backend fa3", {}),
+    ],
+    "--pp-size": [(_QWEN, "--pp-size 2", {}), (_QWEN, "--pipeline-parallel-size 2", {})],
+    "--dcp-size": [(_QWEN, "--tp-size 2 --dcp-size 2", {})],
+    "--attn-cp-size": [(_QWEN, "--tp-size 2 --attn-cp-size 2", {})],
+    "--enable-prefill-cp": [(_QWEN, "--enable-prefill-cp --cp-strategy zigzag --tp-size 2 --attn-cp-size 2", {})],
+    "--dwdp-size": [(_DEEPSEEK, "--tp-size 2 --dwdp-size 2", {})],
+    "--elastic-ep-backend": [(_DEEPSEEK, "--tp-size 2 --ep-size 2 --elastic-ep-backend mooncake", {})],
+    "--enable-pd-role-switch": [(_QWEN, f"{_PREFILL} --enable-pd-role-switch", {})],
+    "--enable-two-batch-overlap": [(_DEEPSEEK, f"{_DP} --enable-two-batch-overlap --moe-a2a-backend deepep", {})],
+    "--enable-pdmux": [(_QWEN, "--enable-pdmux --disable-overlap-schedule --chunked-prefill-size -1", {})],
+    "LoRA adapters with DP attention": [
+        (_QWEN, f"{_DP} {_LORA}", {}),
+        (_QWEN, f"--tp-size 2 --attn-dp-size 2 {_LORA}", {}),
+    ],
+    "--speculative-algorithm": [(_QWEN, _DRAFT.replace("EAGLE", "DFLASH"), {})],
+    "mixed chunks beside speculative decoding": [(_QWEN, f"--enable-mixed-chunk {_DRAFT}", {})],
+    "mixed chunks with attention in chunks": [("Llama-4", "--enable-mixed-chunk", {})],
+    "a draft model for one that takes media": [(_MEDIA, _DRAFT, {})],
+    "SGLANG_DISAGG_STAGING_BUFFER": [(_QWEN, _PREFILL, {"SGLANG_DISAGG_STAGING_BUFFER": "1"})],
+    "SGLANG_RUST_SERVER": [(_QWEN, "", {"SGLANG_RUST_SERVER": "1"})],
+    "--smg-grpc-mode": [(_QWEN, "--smg-grpc-mode", {})],
+    "SGLANG_HTTP_SERVER_APP_PATH": [(_QWEN, "", {"SGLANG_HTTP_SERVER_APP_PATH": "other:app"})],
+    "SGLANG_RADIX_FORCE_MISS": [(_QWEN, "", {"SGLANG_RADIX_FORCE_MISS": "1"})],
+    "repair_tokens or heal_ratio with HiCache": [(_QWEN, _HOST, _HEALS), (_QWEN, _HOST, _REPAIRS)],
+    "repair_tokens or heal_ratio with PD disaggregation": [(_QWEN, _PREFILL, _HEALS)],
+    "repair_tokens or heal_ratio with sliding windows in a pool of their own": [(_GPT_OSS, "", _REPAIRS)],
+    "repair_tokens or heal_ratio with a draft model": [(_QWEN, _DRAFT, _HEALS)],
+    "repair_tokens or heal_ratio with DP attention": [(_QWEN, _DP, _HEALS)],
+    "content_events with data parallelism or DP attention": [
+        (_QWEN, "--dp-size 2", _TELLS),
+        (_QWEN, _DP, _TELLS),
+    ],
+    "HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT}", {})],
+    "a store of HiCache with a sparse-attention indexer": [(_DSA, f"{_HOST} --hicache-storage-backend file", {})],
+    "HiCache with block-sparse attention": [("MiniMax-M3", _HOST, {})],
+    "HiCache with PD disaggregation": [(_QWEN, f"{_HOST} {_PREFILL}", {})],
+    "HiCache with DP attention": [(_QWEN, f"{_HOST} {_DP}", {}), (_QWEN, f"{_HOST} --tp-size 2 --attn-dp-size 2", {})],
+    "--hicache-host-memory-mode": [
+        (_QWEN, f"{_HOST} --hicache-host-memory-mode buffer_only --hicache-storage-backend file", {})
+    ],
+    "--hicache-mem-layout": [(_QWEN, f"{_HOST} --hicache-mem-layout page_head", {})],
+    "--hicache-storage-backend": [
+        (
+            _QWEN,
+            f"--disaggregation-mode decode {_HOST} --hicache-storage-backend file "
+            "--disaggregation-decode-enable-radix-cache",
+            {},
+        )
+    ],
+    "--disable-radix-cache": [(_QWEN, "--disable-radix-cache", {})],
+    "--enable-lmcache": [(_QWEN, "--enable-lmcache", {})],
+    "--enable-unified-memory": [(_GPT_OSS, "--enable-unified-memory", {})],
+    "--enable-return-routed-experts": [(_QWEN, "--enable-return-routed-experts", {})],
+}
+"""What people type for each refusal: the model, the flags, and the configuration or variables of the environment."""
+
+
+def ask_for_each(folder: Path) -> dict[str, list[tuple[list[str], str]]]:
+    """For each of `TYPED` the refusals of doctor and the error of start-up, in a process that ends with them."""
+    from sglang_pic.adapter.doctor.examine import refusals_of
+    from sglang_pic.adapter.doctor.families import load_families
+    from sglang_pic.adapter.doctor.server import resolve
+
+    configs = {family.name.split(",")[0]: family.config for family in load_families()}
+    answers: dict[str, list[tuple[list[str], str]]] = {what: [] for what in TYPED}
+    cases = [(what, *case) for what, found in TYPED.items() for case in found]
+    for number, (name, model, flags, more) in enumerate(cases):
+        (own := folder / f"{number}").mkdir()
+        (own / "config.json").write_text(json.dumps({"dtype": "bfloat16"} | configs[model]))
+        config = read_config(more) if isinstance(more, str) else PicConfig()
+        variables = {} if isinstance(more, str) else more
+        with (
+            patch.dict(os.environ, variables),
+            resolve(str(own), flags.replace("DRAFT", str(own)).split(), card="h200") as resolved,
+        ):
+            lines, error = [*refusals_of(resolved, config)], ""
+            # As SGLang hands arguments to the scheduler's process: as given, with what it made of them apart.
+            resolved.context.server_args = pickle.loads(pickle.dumps(resolved.context.server_args))
+            try:
+                check_support(resolved.context, config)
+            except UnsupportedError as refused:
+                error = str(refused)
+        answers[name].append((lines, error))
+    return answers
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[list[str], str]]]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        return fresh.submit(ask_for_each, tmp_path_factory.mktemp("refused")).result(280)
+
+
+@pytest.mark.feature(*TYPED)
+@pytest.mark.parametrize("what", TYPED)
+def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(
+    what: str, refused: dict[str, list[tuple[list[str], str]]]
+) -> None:
+    """SGLang resolves what people type; doctor and start-up refuse it alike."""
+    (entry,) = (entry for entry in REFUSALS if entry.what == what)
+    for lines, error in refused[what]:
+        (line,) = (line for line in lines if f" does not work with {what}" in line)
+        assert line.startswith(f"--radix-cache-backend pic does not work with {what}")
+        assert line.endswith(f": {entry.reason}; {entry.change}.")
+        assert "\n" not in line
+        assert error == lines[0]
+
+
+def test_what_people_type_is_known_for_each_refusal() -> None:
+    assert set(TYPED) == {entry.what for entry in REFUSALS}
 
 
 def test_a_draft_is_judged(answers: dict[str, Answer]) -> None:
@@ -253,7 +379,10 @@ def test_what_cannot_be_read_is_a_usage_error(case: str, line: str, answers: dic
 def test_what_would_be_computed_follows_from_the_flags(answers: dict[str, Answer]) -> None:
     computed = "\n".join(answers["computed"].found["computed"])
     assert "hidden states of its prompt. (--enable-return-hidden-states)" in computed
-    assert "(--skip-tokenizer-init) `notes` is `recompile`" in computed
+    assert "Without a tokenizer (--skip-tokenizer-init) prompts are cut by content alone, and all" in computed
+    lost = "\n".join(answers["no tokenizer"].found["computed"])
+    assert re.search(r"Without a tokenizer \(\w+: .*\) prompts are cut by content alone, and all text after", lost)
+    assert "tokenizer" not in "\n".join(answers["hopper"].found["computed"])
 
 
 @pytest.mark.feature("deterministic inference")

@@ -68,12 +68,12 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
 
     def work(rank: int, group: Any) -> str:
         # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
-        factory.check_support = lambda _: None
+        factory.check_support = lambda *_: None
         factory.check_features = lambda _: ()
         factory.load_config = lambda: PicConfig(audit_rate=0)
         factory._checked_path = lambda *_: (SimpleNamespace(splicer=nothing), None)
         factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
-        factory.read_tokenizer = lambda _: nothing if rank == 0 else None
+        factory.read_tokenizer = lambda _: (nothing, "") if rank == 0 else (None, "none")
         factory.delimiters_of = lambda _: frozenset({1, 2})
         factory.texts_of = lambda *_: ["a", "b"]
         worker = SimpleNamespace(model_runner=runner)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +14,21 @@ from typing import Any
 import msgspec
 import pytest
 from sglang.srt import server_args
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache import registry
 
+import sglang_pic
 from sglang_pic.adapter.contract import BUILT_FOR, FEATURES, Symbol
-from sglang_pic.adapter.support import SUPPORT, Level, Support, check_features, check_support
+from sglang_pic.adapter.support import SUPPORT, Level, check_features, check_support
+from sglang_pic.config import CONFIG_VARIABLE, PicConfig
 from sglang_pic.errors import ContractError, UnsupportedError
 
+PACKAGE = Path(sglang_pic.__file__).parent
 SERVED = [entry for entry in SUPPORT if entry.path and entry.level in (Level.TESTED, Level.ADMITTED)]
 REFUSALS = [
-    entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED and not entry.path.startswith("environ.")
+    entry
+    for entry in SUPPORT
+    if entry.path and entry.level is Level.REFUSED and not entry.path.startswith(("environ.", "config."))
 ]
 
 
@@ -36,13 +44,15 @@ def context(backend: str = "triton") -> Any:
     ctx = SimpleNamespace(
         server_args=SimpleNamespace(disaggregation_mode="null", attn_dp_size=1, enable_lora=False, lora_paths=None),
         model_config=SimpleNamespace(hf_config=SimpleNamespace()),
-        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str=backend)),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=SimpleNamespace(size=48))),
     )
     for entry in (*SERVED, *REFUSALS):
         for path in entry.path.split():
             put(ctx, path, entry.served[0] if isinstance(entry.served, list) else entry.served)
-        if entry.beside:
-            put(ctx, entry.beside, False)
+        for path in entry.beside.split():
+            if not path.startswith("config."):
+                put(ctx, path, False)
+    ctx.tp_worker.model_runner.prefill_attention_backend_str = backend
     return ctx
 
 
@@ -59,34 +69,7 @@ def put(ctx: Any, path: str, value: object) -> None:
 def test_a_server_is_admitted_with_any_draft(backend: str, algorithm: str | None) -> None:
     ctx = context(backend)
     ctx.server_args.speculative_algorithm = algorithm
-    check_support(ctx)
-
-
-@pytest.mark.feature(*(refusal.what for refusal in REFUSALS))
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
-def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal: Support) -> None:
-    ctx = context()
-    ctx.server_args.disaggregation_mode = refusal.modes[0]
-    put(ctx, refusal.path, refusal.values[0] if refusal.values else other(refusal.served))
-    if refusal.beside:
-        check_support(ctx)
-        put(ctx, refusal.beside, "STANDALONE")
-    with pytest.raises(UnsupportedError) as caught:
-        check_support(ctx)
-    line = str(caught.value)
-    assert line.startswith(f"--radix-cache-backend pic does not work with {refusal.what}")
-    assert line.endswith(f": {refusal.reason}; {refusal.change}.")
-    assert "\n" not in line
-
-
-@pytest.mark.feature("SGLANG_DISAGG_STAGING_BUFFER")
-def test_a_variable_is_refused_where_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_DISAGG_STAGING_BUFFER", "1")
-    ctx = context()
-    check_support(ctx)
-    ctx.server_args.disaggregation_mode = "prefill"
-    with pytest.raises(UnsupportedError, match=r"with SGLANG_DISAGG_STAGING_BUFFER: .*; unset it\.$"):
-        check_support(ctx)
+    check_support(ctx, PicConfig())
 
 
 @pytest.mark.feature("PD disaggregation")
@@ -96,13 +79,13 @@ def test_a_decode_server_is_refused_only_what_takes_its_rows_elsewhere() -> None
     ctx.server_args.disaggregation_mode = "decode"
     for refusal in REFUSALS:
         if "decode" not in refusal.modes:
-            put(ctx, refusal.path, refusal.values[0] if refusal.values else other(refusal.served))
-    check_support(ctx)
+            put(ctx, refusal.path.split()[0], refusal.values[0] if refusal.values else other(refusal.served))
+    check_support(ctx, PicConfig())
     for refusal in REFUSALS:
         if "decode" in refusal.modes:
             put(ctx, refusal.path, other(refusal.served))
             with pytest.raises(UnsupportedError, match=f"with {refusal.what}"):
-                check_support(ctx)
+                check_support(ctx, PicConfig())
             put(ctx, refusal.path, refusal.served)
 
 
@@ -127,7 +110,7 @@ def test_what_only_a_feature_relies_on_stops_only_servers_with_it(
     ctx = context()
     assert check_features(ctx) == []
     put(ctx, f"server_args.{path}", value)
-    check_support(ctx)
+    check_support(ctx, PicConfig())
     with pytest.raises(ContractError, match=rf"Gone is missing .*sglang=={BUILT_FOR}, or start without {what}\.$"):
         check_features(ctx)
 
@@ -152,7 +135,7 @@ def test_a_decode_server_needs_nothing_of_what_splices(monkeypatch: pytest.Monke
 )
 def test_a_backend_that_is_refused_comes_with_the_flag_that_helps(backend: str, way_out: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"the prefill attention backend '{backend}': .*{way_out}"):
-        check_support(context(backend))
+        check_support(context(backend), PicConfig())
 
 
 @pytest.mark.parametrize(
@@ -180,10 +163,41 @@ def test_every_spelling_is_read_as_sglang_resolves_it(
     ctx = context()
     ctx.server_args = pickle.loads(pickle.dumps(args))
     if refused is None:
-        check_support(ctx)
+        check_support(ctx, PicConfig())
         return
     with pytest.raises(UnsupportedError, match=rf"does not work with {refused}: "):
-        check_support(ctx)
+        check_support(ctx, PicConfig())
+
+
+ELSEWHERE = {
+    "adapter/doctor/cards.py": "doctor itself",
+    "adapter/doctor/server.py": "doctor itself",
+    "adapter/draft.py": "the live draft, whose attention backend and pools the tables judge",
+    "adapter/probe/ranks.py": "what the ranks read of their files",
+    "adapter/startup/self_test.py": "answers of the live model",
+    "adapter/support.py": "the table of refusals",
+    "platform/attention_backend.py": "servers on CPUs, with or without the radix cache `pic`",
+    "platform/block_sparse.py": "likewise",
+    "platform/sparse_index.py": "likewise",
+    "platform/speculation.py": "likewise",
+    "runtime/checks/gap_rows.py": "rows of the live model",
+    "runtime/checks/moved_rows.py": "rows of the live model",
+    "runtime/host_rows.py": "the live host pool, by KNOWN_HOST_POOLS and LAYOUTS",
+    "runtime/rope.py": "the live rotary modules, by KNOWN_EMBEDDINGS and its neighbours; doctor asks for lengths",
+    "runtime/splice.py": "whether the live pools and rotations fit, and have a kernel",
+    "runtime/views.py": "the live KV pool, by KNOWN_POOLS, REFUSED_POOLS and PLAIN_LAYOUT",
+}
+
+
+def test_only_the_table_and_checks_of_what_is_live_refuse_a_server() -> None:
+    """What doctor could know without the live model belongs in the table, which it asks."""
+    raising = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            found = node.exc if isinstance(node, ast.Raise) else None
+            if "UnsupportedError" in ("" if found is None else ast.unparse(found)):
+                raising.add(str(path.relative_to(PACKAGE)))
+    assert raising | {"runtime/rope.py"} == set(ELSEWHERE), "`_unsupported` of rope.py makes what it raises"
 
 
 def test_every_refused_flag_is_sglangs_and_off_by_default() -> None:
@@ -200,6 +214,12 @@ def test_every_refused_flag_is_sglangs_and_off_by_default() -> None:
             assert (default or "") in served if isinstance(served, list) else (default or False) == served, name
         elif not parent:
             assert name in build
+
+
+def test_variables_that_refusals_name_are_sglangs() -> None:
+    named = {name for entry in SUPPORT for name in re.findall(r"SGLANG_\w+", f"{entry.what} {entry.change}")}
+    assert {name for name in named - {CONFIG_VARIABLE} if not hasattr(envs, name)} == set()
+    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in named
 
 
 def test_the_matrix_says_everything_once_and_what_to_change() -> None:

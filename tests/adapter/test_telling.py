@@ -12,15 +12,12 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_pic.adapter import factory
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, told_key, tree_key
 from sglang_pic.adapter.serve.auditor import Auditor, Drift
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.telling import Telling
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
-from sglang_pic.config import ContentEvents, PicConfig
 from sglang_pic.core import ContentIndex, RowNames, as_tokens
-from sglang_pic.errors import UnsupportedError
 from tests.adapter.builders import make_allocator, make_tree, request
 from tests.e2e.serving import random_tokens
 
@@ -89,18 +86,6 @@ def test_what_the_tree_evicts_is_told_without_a_plan(page_size: int, is_eagle: b
     tree.reset()
     publication.tell(tree)
     assert not +publisher.donors
-
-
-@pytest.mark.parametrize(("dp_rank", "group"), [(1, None), (None, "others")])
-def test_a_server_with_several_caches_is_refused(
-    dp_rank: int | None, group: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(factory, "get_parallel", lambda: SimpleNamespace(dp_rank=dp_rank))
-    monkeypatch.setattr(factory, "serving_group", lambda _: group)
-    ctx, model = SimpleNamespace(tp_group=None), SimpleNamespace(delimiters=frozenset())
-    events = ContentEvents(endpoint="tcp://*:1", salt_file="none")
-    with pytest.raises(UnsupportedError, match="start a server for each"):
-        factory._make_telling(ctx, PicConfig(content_events=events), model, None)  # type: ignore[arg-type]
 
 
 def _told(index: ContentIndex) -> Counter[Any]:

@@ -16,7 +16,7 @@ _OF_FAMILIES = ("h100", "h200", "b200")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic doctor`."""
     parser.usage = (
-        "sglang-pic doctor [MODEL] [--card CARD] [--json] [-- SERVER FLAG ...]\n"
+        "sglang-pic doctor [MODEL] [--card CARD] [--env NAME=VALUE ...] [--json] [-- SERVER FLAG ...]\n"
         "       sglang-pic doctor --families [--card CARD,CARD...] [--json]"
     )
     parser.add_argument(
@@ -30,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_cards,
         default=[],
         help=f"answer for a server with this card ({', '.join(sorted(CARDS))}); the machine need not have it",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        type=_variable,
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of the server's environment, such as SGLANG_PIC_CONFIG; once for each",
     )
     parser.add_argument(
         "--families",
@@ -55,14 +63,14 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.adapter.doctor.findings import render, to_json
 
     print("sglang-pic: reading SGLang's arguments, about 20 s", file=sys.stderr)
-    findings = examine(args.model, args.server_args, card=next(iter(args.card), None))
+    findings = examine(args.model, args.server_args, card=next(iter(args.card), None), variables=dict(args.env))
     print(to_json(findings) if args.json else render(findings), end="")
     return REFUSED if findings.refused else 0
 
 
 def _run_families(args: argparse.Namespace) -> int:
-    if args.model is not None or args.server_args:
-        raise ConfigError("--families: takes neither a MODEL nor server flags; each family has its own.")
+    if args.model is not None or args.server_args or args.env:
+        raise ConfigError("--families: takes no MODEL, --env or server flags; each family has its own.")
     from sglang_pic.adapter.doctor.families import render, survey
     from sglang_pic.adapter.doctor.findings import to_json
 
@@ -70,6 +78,13 @@ def _run_families(args: argparse.Namespace) -> int:
     found = survey(args.card or _OF_FAMILIES)
     print(to_json(found) if args.json else render(found), end="")
     return 0
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE")
+    return name, value
 
 
 def _cards(text: str) -> list[str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
 
 from sglang_pic.adapter.contract import (
     changed_attention,
@@ -15,6 +19,7 @@ from sglang_pic.adapter.contract import (
 )
 from sglang_pic.adapter.doctor.findings import Finding, Findings
 from sglang_pic.adapter.doctor.server import Resolved, resolve
+from sglang_pic.adapter.startup.tokenizer import read_tokenizer
 from sglang_pic.adapter.support import (
     SUPPORT,
     Area,
@@ -23,30 +28,44 @@ from sglang_pic.adapter.support import (
     check_features,
     disaggregation_mode,
     find,
-    max_sequences,
     present,
     refusals,
 )
 from sglang_pic.certificate import Served, check_certificate, policy_settings
-from sglang_pic.config import load_config
+from sglang_pic.config import PicConfig, load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
 from sglang_pic.runtime.rope import refuse_length
 
 
-def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Findings:
+def examine(
+    model: str | None, flags: Sequence[str], *, card: str | None, variables: Mapping[str, str] | None = None
+) -> Findings:
     """What start-up would find, as far as the arguments and the model's configuration tell.
 
     Args:
         model: as `sglang serve` takes it; if None, only installed versions are checked.
         flags: further flags of the server.
         card: a key of `CARDS` to answer for; this machine if None.
+        variables: of the server's environment, beside those of this process.
 
     Raises:
         ConfigError: the model cannot be read, or a flag is none of SGLang's.
     """
+    with patch.dict(os.environ, variables or {}):
+        found = _examine(model, flags, card)
+    given = [f"{name}={shlex.quote(value)}" for name, value in (variables or {}).items()]
+    return msgspec.structs.replace(found, command=" ".join([*given, found.command]))
+
+
+def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findings:
     if model is None and flags:
         raise ConfigError(f"server flags {shlex.join(flags)!r}: name a MODEL before `--` to check them with.")
-    found, refused = [*_packages()], [*_refused_by(load_config)]
+    found, config = [*_packages()], PicConfig()
+    refused: list[str] = []
+    try:
+        config = load_config()
+    except ConfigError as error:
+        refused.append(str(error))
     computed: list[str] = []
     changed: list[str] = []
     certificate: str | None = None
@@ -54,14 +73,14 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
     try:
         changed += check_contract()
         if model is not None:
-            resolved = resolve(model, flags, card=card)
-            machine = card or f"this machine, --device {resolved.view.device}"
-            changed += changed_attention(resolved.attention)
-            found += _server(resolved)
-            computed += _computed(resolved)
-            refused += refusals_of(resolved)
-            changed += check_features(resolved.context)
-            certificate = _certificate(resolved)
+            with resolve(model, flags, card=card) as resolved:
+                machine = card or f"this machine, --device {resolved.view.device}"
+                changed += changed_attention(resolved.attention)
+                found += _server(resolved)
+                computed += _computed(resolved)
+                refused += refusals_of(resolved, config)
+                changed += check_features(resolved.context)
+                certificate = _certificate(resolved, config)
     except ContractError as error:
         contract = "broken"
         refused.append(str(error))
@@ -78,34 +97,23 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
     )
 
 
-def refusals_of(resolved: Resolved) -> Iterator[str]:
+def refusals_of(resolved: Resolved, config: PicConfig) -> Iterator[str]:
     """Every refusal of start-up that can be told without the model, one line each."""
-    yield from refusals(resolved.context)
+    yield from refusals(resolved.context, config)
     if disaggregation_mode(resolved.context) == "decode":
         return
-    yield from _refused_by(lambda: max_sequences(resolved.context.tp_worker.model_runner))
-    context_len = resolved.context.model_config.context_len
-    yield from _refused_by(lambda: refuse_length(f"{resolved.embedding}", resolved.rotary, context_len))
+    try:
+        refuse_length(f"{resolved.embedding}", resolved.rotary, resolved.context.model_config.context_len)
+    except UnsupportedError as error:
+        yield str(error)
     pool = None if resolved.pool is None else find(Area.POOL, resolved.pool)
     for judged in (_embedding(resolved), _rows(resolved), *([] if pool is None else [pool])):
         if judged.level is Level.REFUSED:
             yield judged.refused.line(judged.what)
 
 
-def _refused_by(check: Callable[[], object]) -> Iterator[str]:
-    """The line with which a check refuses, if it does."""
-    try:
-        check()
-    except (ConfigError, UnsupportedError) as error:
-        yield str(error)
-
-
-def _certificate(resolved: Resolved) -> str | None:
+def _certificate(resolved: Resolved, config: PicConfig) -> str | None:
     """Whether the configuration's certificate fits a server whose weights are not read."""
-    try:
-        config = load_config()
-    except ConfigError:
-        return None
     if config.certificate is None:
         return None
     here = Served(
@@ -179,6 +187,7 @@ def _computed(resolved: Resolved) -> Iterator[str]:
         owner, _, name = entry.path.split()[0].rpartition(".")
         why = f"--{name.replace('_', '-')}" if owner == "server_args" else "this model takes media"
         yield f"{entry.reason} ({why})"
-    if resolved.view.skip_tokenizer_init:
-        yield "Everything behind a changed field: without a tokenizer (--skip-tokenizer-init) `notes` is `recompile`."
+    _, lost = read_tokenizer(resolved.context.server_args)
+    if lost:
+        yield lost
     yield from (entry.reason for entry in SUPPORT if entry.level is Level.FALLS_BACK and not entry.path)

@@ -17,6 +17,7 @@ from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.doctor.cards import CARDS
 from sglang_pic.adapter.doctor.examine import refusals_of
 from sglang_pic.adapter.doctor.server import resolve
+from sglang_pic.config import PicConfig
 from sglang_pic.errors import Refused, UnsupportedError
 
 _SM100: Final = (10, 0)
@@ -123,7 +124,8 @@ def _answer(family: Family, folder: str, card: str) -> Answer:
 
 def _refused(folder: str, flags: Sequence[str], card: str) -> list[str]:
     try:
-        return [*refusals_of(resolve(folder, flags, card=card))]
+        with resolve(folder, flags, card=card) as resolved:
+            return [*refusals_of(resolved, PicConfig())]
     except UnsupportedError as error:
         return [str(error)]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -51,15 +52,18 @@ class Resolved(NamedTuple):
         return str(self.context.tp_worker.model_runner.prefill_attention_backend_str)
 
 
-def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Resolved:
-    """What `sglang serve model --radix-cache-backend pic flags` makes of its arguments.
+@contextlib.contextmanager
+def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Iterator[Resolved]:
+    """What `sglang serve model --radix-cache-backend pic flags` makes of its arguments, asked on its machine meanwhile.
+
+    Environment variables that SGLang sets on its way are gone afterwards.
 
     Raises:
         ConfigError: there is no such model, or a flag is none of SGLang's.
         UnsupportedError: SGLang itself refuses the arguments, or it does not know the plugin.
     """
     _check_model(model)
-    with pretend(card), _quiet():
+    with pretend(card), _quiet(), patch.dict(os.environ):
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
@@ -73,7 +77,7 @@ def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Resolved:
             )
         device = ["--device", "cuda"] if card is not None else []
         args = _parse(["--model-path", model, "--radix-cache-backend", BACKEND_NAME, *device, *flags])
-        return _read(args)
+        yield _read(args)
 
 
 def _check_model(model: str) -> None:
@@ -102,7 +106,7 @@ def _parse(argv: list[str]) -> Any:
 
 def _read(args: Any) -> Resolved:
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
-    from sglang.srt.configs.model_config import is_deepseek_dsa
+    from sglang.srt.configs.model_config import AttentionArch, is_deepseek_dsa
     from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
 
     try:
@@ -123,6 +127,7 @@ def _read(args: Any) -> Resolved:
     )
     runner = SimpleNamespace(
         prefill_attention_backend_str=attention_backends_of(view)[0],
+        use_mla_backend=model_config.attention_arch == AttentionArch.MLA,
         # SGLang asks the model itself, which is not built here: of its classes this one says so.
         prefill_aware_swa=model_config.hf_config.architectures[0] == "UnlimitedOCRForCausalLM",
         # Where no flag says it, SGLang makes the pool as large as memory allows.
@@ -142,6 +147,13 @@ def _read(args: Any) -> Resolved:
 
 
 def _refused_pool(context: Any, view: Any, dtype: torch.dtype) -> str | None:
+    from sglang.srt.arg_groups.overrides import post_capture_kv_sizing_planned
+    from sglang.srt.environ import envs
+
+    if envs.SGLANG_USE_HND_KVCACHE.get() and not context.tp_worker.model_runner.use_mla_backend:
+        return "use_hnd other than False"
+    if post_capture_kv_sizing_planned(context.server_args):
+        return "post_capture_active other than False"
     kernels = {view.dsa_prefill_backend, view.dsa_decode_backend}
     # SGLang's rule for rows with scales (`calculate_mla_kv_cache_dim`), which asks a running server.
     if context.is_dsa and dtype == torch.float8_e4m3fn and "trtllm" not in kernels and kernels != {"tilelang"}:

@@ -6,13 +6,10 @@ They are read from the chat template: nothing is fixed for one model.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from sglang_pic.core import MESSAGE_BREAK
-
-logger = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
@@ -30,10 +27,10 @@ class Tokenizer(Protocol):
     def __len__(self) -> int: ...
 
 
-def read_tokenizer(server_args: Any) -> Tokenizer | None:
-    """The served tokenizer, or `None` where there is none: prompts are then cut by content alone."""
+def read_tokenizer(server_args: Any) -> tuple[Tokenizer | None, str]:
+    """The served tokenizer, or what a server loses that has none, in a sentence."""
     if server_args.skip_tokenizer_init:
-        return None
+        return None, _LOST.format("--skip-tokenizer-init")
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
     try:
@@ -43,10 +40,15 @@ def read_tokenizer(server_args: Any) -> Tokenizer | None:
             trust_remote_code=server_args.trust_remote_code,
             revision=server_args.revision,
         )
-    except Exception:
-        logger.warning("sglang_pic: no tokenizer could be read; prompts are cut by content alone", exc_info=True)
-        return None
-    return tokenizer
+    except Exception as error:
+        return None, _LOST.format(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    return tokenizer, ""
+
+
+_LOST: Final = (
+    "Without a tokenizer ({}) prompts are cut by content alone, and all text after a changed field is computed, as "
+    "with `edit` set to `recompile`."
+)
 
 
 def delimiters_of(tokenizer: Tokenizer) -> frozenset[int]:
