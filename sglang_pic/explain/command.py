@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -90,11 +89,10 @@ def _write(out: Path, text: str) -> None:
     try:
         part.write_text(text, encoding="utf-8")
         part.replace(out)
-    except OSError as error:
-        raise ConfigError(f"--out={str(out)!r}: cannot be written ({error.strerror}); name another file.") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"--out={str(out)!r}: cannot be written there; name another file.") from error
     finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def _print_causes(payload: Payload) -> None:
