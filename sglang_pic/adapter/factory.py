@@ -131,8 +131,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     scheduler_hooks.install(cache, config.core, cache.planning.modes)
     if runner.lora_manager is not None:
         scheduler_hooks.install_adapters(cache)
-    heals = bool(config.repair_tokens or config.heal_ratio)
-    healer = Healer(runner, cache, config, Series(heal_metrics.METRICS, labels), passes) if heals else None
+    renewed = Series(heal_metrics.METRICS, labels)  # on every server, for the board and the rules
+    healer = Healer(runner, cache, config, renewed, passes) if config.repair_tokens or config.heal_ratio else None
     if healer is not None:
         cache.renewal, shown["renewal"] = healer, healer.report
     if audit is not None:

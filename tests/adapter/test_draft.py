@@ -266,6 +266,7 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
 
     pool = type("NoOpMHATokenToKVPool", (), {})()
     fields = {"spec_algorithm": SpeculativeAlgorithm.STANDALONE, "model": torch.nn.Identity(), "token_to_kv_pool": pool}
+    fields["req_to_token_pool"] = SimpleNamespace(size=64)
     worker.draft_runner = SimpleNamespace(**fields, prefill_attention_backend_str="pic_cpu")
     monkeypatch.setattr(draft_workers, "_workers", [SimpleNamespace(target_worker=ctx.tp_worker, draft_worker=worker)])
     refuses(
