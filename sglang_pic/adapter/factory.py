@@ -250,11 +250,7 @@ def _read_costs(
 
 
 def _make_cache(
-    ctx: BuildContext,
-    config: PicConfig,
-    model: _LiveModel,
-    auditor: Auditor,
-    labels: dict[str, str] | None,
+    ctx: BuildContext, config: PicConfig, model: _LiveModel, auditor: Auditor, labels: dict[str, str] | None
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
     names = RowNames(ctx.params.page_size, int(ctx.params.is_eagle))

@@ -88,9 +88,10 @@ class HostTier:
 
         For other loads SGLang's passes wait layer by layer. The donors must be locked.
         """
-        for ack in self._tree.cache_controller.ack_load_queue:
-            loaded = {node for end in ack.node_ids for node in self._end_of(end, ack.num_tokens)}
-            if any(not loaded.isdisjoint(self._nodes(*donor)) for donor in donors):
+        acks = self._tree.cache_controller.ack_load_queue
+        read = {node for donor in donors for node in self._nodes(*donor)} if acks else set()
+        for ack in acks:
+            if any(not read.isdisjoint(self._end_of(end, ack.num_tokens)) for end in ack.node_ids):
                 stream.wait_event(ack.finish_event)
 
     def _end_of(self, node: Any, num_tokens: int) -> set[Any]:
