@@ -91,12 +91,6 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     off on the whole server, until the cache is flushed or the server starts again."""
     pin_max_percent: Annotated[int, Range(0, 100)] = 25
     """Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back."""
-    repair_tokens: Annotated[int, Range(0, 1 << 20)] = 0
-    """Tokens at the end of a prompt that, where they were spliced, are computed again beside its answer; 0 repairs
-    none. Answers of up to 16 tokens have the end of the preset `"careful"` instead."""
-    heal_ratio: Annotated[float, Range(0, 100)] = 0.0
-    """Tokens of rows that an idle server may compute again for each token that it spliced: prompts that later requests
-    begin with, from their first approximate row on; 0 heals none."""
     certificate: str | None = None
     """Path of a certificate of `sglang-pic tune`; in a file, from the file's folder on. Start-up says whether it fits
     this server, and changes nothing."""

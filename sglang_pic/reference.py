@@ -22,7 +22,6 @@ from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
 import sglang_pic
 from sglang_pic import outcomes
 from sglang_pic.adapter.audit import metrics as audit_metrics
-from sglang_pic.adapter.heal import metrics as heal_metrics
 from sglang_pic.adapter.metrics import Metric
 from sglang_pic.adapter.serve import accounting, faults, modes, pins, store, telling
 from sglang_pic.adapter.serve.fallback import REASONS
@@ -46,7 +45,6 @@ METRICS: Final = (
     *telling.METRICS,
     *startup_metrics.METRICS,
     *audit_metrics.METRICS,
-    *heal_metrics.METRICS,
 )
 """All that a server can export."""
 _BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)

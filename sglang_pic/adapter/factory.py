@@ -16,15 +16,12 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
-from sglang_pic.adapter import between_rounds, disaggregation, server_info
+from sglang_pic.adapter import disaggregation, server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
-from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.draft import Draft, read_drafts
-from sglang_pic.adapter.heal import metrics as heal_metrics
-from sglang_pic.adapter.heal.healer import Healer
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
@@ -117,8 +114,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     warn_of_changes(ctx, [*changed_bodies, *check_features(ctx)])
     if (mode := disaggregation_mode(ctx)) == "decode":
         return disaggregation.create_decode_cache(ctx, config.core, _make_modes(ctx, config))
-    runner, labels, passes = ctx.tp_worker.model_runner, _labels(ctx), Passes()
-    audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels), passes)
+    runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
+    audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels))
     shown: dict[str, Callable[[], msgspec.Struct]] = {} if audit is None else {"audit": audit.report}
     path, drafts = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, drafts)
@@ -131,13 +128,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     scheduler_hooks.install(cache, config.core, cache.planning.modes)
     if runner.lora_manager is not None:
         scheduler_hooks.install_adapters(cache)
-    renewed = Series(heal_metrics.METRICS, labels)  # on every server, for the board and the rules
-    healer = Healer(runner, cache, config, renewed, passes) if config.repair_tokens or config.heal_ratio else None
-    if healer is not None:
-        cache.renewal, shown["renewal"] = healer, healer.report
     if audit is not None:
         audit_hooks.install(audit)
-    between_rounds.install([worker for worker in (healer, audit) if worker is not None])
     if mode == "prefill":
         disaggregation.install_sender()
     apply_hooks()
@@ -183,7 +175,7 @@ def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
         logger.warning("sglang_pic: %s", describe_changes(changed))
 
 
-def _make_audit(ctx: BuildContext, config: PicConfig, series: Series, passes: Passes) -> Audit | None:
+def _make_audit(ctx: BuildContext, config: PicConfig, series: Series) -> Audit | None:
     """The audit, if the operator wants one and the server can have it."""
     if not config.audit_rate:
         return None
@@ -192,7 +184,7 @@ def _make_audit(ctx: BuildContext, config: PicConfig, series: Series, passes: Pa
             logger.info("sglang_pic: audits are off with DP attention: the pass of an audit would need every rank")
         return None
     sends_rows = disaggregation_mode(ctx) == "prefill"
-    return Audit(ctx.tp_worker.model_runner, config, series, ctx.tp_group, passes=passes, sends_rows=sends_rows)
+    return Audit(ctx.tp_worker.model_runner, config, series, ctx.tp_group, sends_rows=sends_rows)
 
 
 def _make_modes(ctx: BuildContext, config: PicConfig) -> Modes:

@@ -30,7 +30,7 @@ from sglang_pic.core.plan import Plan, PlanOptions
 from sglang_pic.core.planner import Planner, Resolver
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
-from sglang_pic.core.trie import Node, Trie, hand_down_generations, tokens_before
+from sglang_pic.core.trie import Node, Trie, tokens_before
 
 # Of equal chunks in one publication only the first ones become donors: of a text that repeats itself the first copy
 # has the most equal text after it.
@@ -232,24 +232,6 @@ class ContentIndex:
             self._add_donors(space, path, tokens, fresh, delimiters)
         space.trie.touch([path[-1]])
         self._evict()
-
-    def renew(
-        self, namespace: Hashable, tokens: Tokens, start: int, *, delimiters: frozenset[int] = frozenset()
-    ) -> None:
-        """Note that rows `[start, len(tokens))` of a path were computed anew in their slots, behind those before them.
-
-        They are donors from now on, and exact where all rows before them are. What branches off or goes on behind them
-        was computed behind what they were before, and stays what it is.
-        """
-        require_tokens(tokens)
-        self.settle()
-        with self._changing():
-            space = self._space(namespace)
-            path, _ = self._store(space, tokens)
-            hand_down_generations(path, start)
-            is_exact = not start or exactness_of(space.trie, tokens[:start]).exact_len == start
-            renewed = [(start, len(tokens))]
-            self._publish(namespace, tokens, renewed, (), () if is_exact else renewed, (), delimiters)
 
     def plan(
         self,

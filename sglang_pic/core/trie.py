@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -165,21 +165,6 @@ class Trie:
                 at = at.parent
         for node in sorted(touched.values(), key=lambda node: -node.start):
             self._ages.move_to_end(node.serial)
-
-
-def hand_down_generations(path: Sequence[Node], start: int) -> None:
-    """Forget the changed fields behind the rows of a path from `start` on; `path` ends with a node.
-
-    Rows that branch off there, or go on behind it, were computed behind what those rows were, and keep theirs.
-    """
-    number = 0
-    for node in path:
-        number = max(number, node.generation(node.end))
-        if node.end > start:
-            for child in node.children.values():
-                if child not in path:
-                    child.add_generation(child.start, number)
-            node.generations = [step for step in node.generations if step[0] < start]
 
 
 def tokens_before(node: Node, end: int, length: int) -> Tokens:

@@ -47,21 +47,6 @@ class Tree:
     def __init__(self, page_size: int, num_evictable: int) -> None:
         self.token_to_kv_pool_allocator = make_allocator(POOL, page_size)
         self.evictable = self.token_to_kv_pool_allocator.alloc(num_evictable) if num_evictable else torch.empty(0)
-        self.donors, self.num_locks = torch.empty(0, dtype=torch.int64), 0
-
-    def match_prefix(self, params: Any) -> Any:
-        """Donors are what holds the last slots."""
-        return SimpleNamespace(last_device_node=len(params.key), device_prefix_len=len(params.key))
-
-    def path_device_indices(self, node: int) -> torch.Tensor:
-        return self.donors[:node]
-
-    def lock(self, node: int) -> int:
-        self.num_locks += 1
-        return node
-
-    def unlock(self, receipt: int) -> None:
-        self.num_locks -= 1
 
     def supports_prefix_sharing(self) -> bool:
         return True

@@ -19,7 +19,6 @@ from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.pins import Pins
-from sglang_pic.adapter.serve.renewal import Renewal
 from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.core import ContentIndex, Exactness, Plan
 from tests.adapter import builders
@@ -39,7 +38,7 @@ class Cache:
 
     def __init__(self, max_sequences: int = 64, max_keys: int = 1 << 24) -> None:
         self.planning = self.accounting = self.publication = self
-        self.auditor, self.renewal = Auditor(), Renewal()
+        self.auditor = Auditor()
         self.refused: Fallback | None = None
         self.cost = None
         self.pins = Pins(ContentIndex(), 0, Series((), None))

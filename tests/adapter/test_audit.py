@@ -12,7 +12,6 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_pic.adapter import between_rounds
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import SKIPPED, SUSPENDED, UNDECIDED_KL, WORST_KL, AuditSkip
@@ -147,12 +146,22 @@ def test_nothing_runs_while_a_request_waits_or_a_pass_awaits_its_sampling() -> N
     assert bench.audit.report().num_audited == 1
 
 
+def test_a_busy_server_waits_for_a_step_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that arrives waits for one pass at most."""
+    bench, waited = Bench(), []
+    monkeypatch.setattr(torch.cpu.Event, "synchronize", lambda _: waited.append(bench.runner.num_steps), raising=False)
+    bench.serve()
+    for _ in range(48):
+        bench.audit.step_if_due(bench.scheduler)
+    assert (bench.runner.num_steps, waited) == (3, [1, 2])
+
+
 @pytest.mark.feature("PD disaggregation")
 @pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.DECODE])
 def test_rounds_of_prefill_count_as_those_of_decoding(mode: ForwardMode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill server never decodes, and is not idle while rows are sent or awaited."""
-    bench, hooked = Bench(), hooks_of(monkeypatch, between_rounds)
-    between_rounds.install([bench.audit])
+    bench, hooked = Bench(), hooks_of(monkeypatch, audit_hooks)
+    audit_hooks.install(bench.audit)
     bench.serve()
     bench.scheduler.is_idle = False
     for _ in range(64):
@@ -216,8 +225,8 @@ def test_nothing_is_computed_once_memory_or_weights_are_not_the_servers(
 ) -> None:
     """To SGLang a server whose audits wait is idle: it may be told to unmap its weights or let others write them."""
     bench = Bench()
-    hooked = hooks_of(monkeypatch, between_rounds)
-    between_rounds.install([bench.audit])
+    hooked = hooks_of(monkeypatch, audit_hooks)
+    audit_hooks.install(bench.audit)
     for _ in range(3):
         bench.serve()
     bench.audit.step_if_idle(bench.scheduler)
@@ -239,8 +248,8 @@ def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(
 ) -> None:
     """What was spliced before is gone from the tree, or was of other weights, and says nothing of what comes."""
     bench = Bench()
-    hooked = hooks_of(monkeypatch, between_rounds)
-    between_rounds.install([bench.audit])
+    hooked = hooks_of(monkeypatch, audit_hooks)
+    audit_hooks.install(bench.audit)
     for _ in range(bench.config.audit_min - 1):
         bench.serve_broken()
     for _ in range(3):

@@ -136,7 +136,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "long": on("h100", phi, "--context-length", "2048"),
         "too long": on("h100", phi),
         "variable": ([gqa, "--json", "--card", "h100", "--env", "SGLANG_USE_HND_KVCACHE=1"], ""),
-        "configured": ([gqa, "--json", "--card", "h100", "--env", f"SGLANG_PIC_CONFIG={_HEALS}", "--", _HOST], ""),
+        "configured": ([gqa, "--json", "--card", "h100", "--env", f"SGLANG_PIC_CONFIG={_TELLS}", "--", *_TWO], ""),
         "no tokenizer": on("h100", without_tokenizer),
         "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192), "--enable-mixed-chunk"),
     }
@@ -164,7 +164,7 @@ REFUSED = {
     "refused": [("--pp-size 2", ""), ("rows of float8_e5m2", "; start with --kv-cache-dtype auto or fp8_e4m3")],
     "too long": [(r"the rotary embedding Phi3\w+ in a context of 8192 tokens", "; start with --context-length 2048")],
     "variable": [("use_hnd other than False", "; unset SGLANG_USE_HND_KVCACHE and the layout flags")],
-    "configured": [("repair_tokens or heal_ratio with HiCache", "; set both to 0 in SGLANG_PIC_CONFIG")],
+    "configured": [("content_events with data parallelism or DP attention", ", or .* out of SGLANG_PIC_CONFIG")],
     "chunks": [("mixed chunks with attention in chunks", "; remove --enable-mixed-chunk")],
     "few rows": [("--max-running-requests 1", "; allow 2 or more")],
 }
@@ -216,7 +216,7 @@ _HOST, _PREFILL = "--enable-hierarchical-cache", "--disaggregation-mode prefill"
 _DP = "--tp-size 2 --dp-size 2 --enable-dp-attention"
 _DRAFT = "--speculative-algorithm EAGLE --speculative-draft-model-path DRAFT"
 _LORA = "--enable-lora --max-lora-rank 8 --lora-target-modules all"
-_HEALS, _REPAIRS = '{"heal_ratio": 1}', '{"repair_tokens": 8}'
+_TWO = ("--dp-size", "2")
 _TELLS = '{"content_events": {"endpoint": "tcp://*:1", "salt_file": "none"}}'
 REFUSALS = [entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED]
 TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
@@ -251,11 +251,6 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
     "--smg-grpc-mode": [(_QWEN, "--smg-grpc-mode", {})],
     "SGLANG_HTTP_SERVER_APP_PATH": [(_QWEN, "", {"SGLANG_HTTP_SERVER_APP_PATH": "other:app"})],
     "SGLANG_RADIX_FORCE_MISS": [(_QWEN, "", {"SGLANG_RADIX_FORCE_MISS": "1"})],
-    "repair_tokens or heal_ratio with HiCache": [(_QWEN, _HOST, _HEALS), (_QWEN, _HOST, _REPAIRS)],
-    "repair_tokens or heal_ratio with PD disaggregation": [(_QWEN, _PREFILL, _HEALS)],
-    "repair_tokens or heal_ratio with sliding windows in a pool of their own": [(_GPT_OSS, "", _REPAIRS)],
-    "repair_tokens or heal_ratio with a draft model": [(_QWEN, _DRAFT, _HEALS)],
-    "repair_tokens or heal_ratio with DP attention": [(_QWEN, _DP, _HEALS)],
     "content_events with data parallelism or DP attention": [
         (_QWEN, "--dp-size 2", _TELLS),
         (_QWEN, _DP, _TELLS),

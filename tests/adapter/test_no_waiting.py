@@ -28,7 +28,6 @@ from sglang_pic.runtime.views import PoolKind, PoolView
 from tests.adapter import audit_bench
 from tests.adapter.builders import BareRunner, Server, Tree, extend_batch, scheduled
 from tests.adapter.strict_device import DEVICE, WaitError, on_device, read, strict_device
-from tests.adapter.test_heal import Bench as HealBench
 
 SLOTS, LAYERS, HEADS, DIM, ROW = 4096, 2, 2, 8, 1024
 TEXTS = [[(7 + 2 * n) * i % 997 + 1000 * n for i in range(300)] for n in range(3)]
@@ -146,13 +145,11 @@ def test_a_spliced_batch_is_computed_without_waiting(
 
 
 @pytest.mark.usefixtures("no_groups")
-@pytest.mark.parametrize("work", ["audit", "repair", "heal"])
-def test_passes_between_rounds_are_queued_without_waiting(work: str) -> None:
-    bench: Any = audit_bench.Bench() if work == "audit" else HealBench(**_RENEWALS[work])
+def test_passes_between_rounds_are_queued_without_waiting() -> None:
+    bench: Any = audit_bench.Bench()
     runner, pool, allocator = bench.runner, bench.runner.req_to_token_pool, bench.tree.token_to_kv_pool_allocator
     runner.device, runner.rows, runner.logits = DEVICE, on_device(runner.rows), on_device(runner.logits)
     pool.req_to_token, allocator.free_pages = on_device(pool.req_to_token), on_device(allocator.free_pages)
-    bench.tree.donors = on_device(bench.tree.donors)
 
     def forward(batch: Any) -> Any:
         runner.rows[batch.out_cache_loc] = batch.input_ids + 1
@@ -160,21 +157,14 @@ def test_passes_between_rounds_are_queued_without_waiting(work: str) -> None:
         return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=runner.logits))
 
     runner.forward = forward
-    if work == "audit":
-        bench.serve(on_device(torch.arange(audit_bench.VOCAB) * len(audit_bench.PROMPT) % 7.0))
-    else:
-        bench.repair() if work == "repair" else bench.heal(num_spliced=10_000)
+    bench.serve(on_device(torch.arange(audit_bench.VOCAB) * len(audit_bench.PROMPT) % 7.0))
     with strict_device() as device:
         bench.run()
-    if work == "audit":
-        assert (bench.counts, bench.audit.report().mean_kl) == ((1, 0, 0), 0)
-    else:
-        assert bench.ended == {"done": 1}
+    assert (bench.counts, bench.audit.report().mean_kl) == ((1, 0, 0), 0)
     num_steps = len(read(runner.rows).nonzero()) / STEP_TOKENS
     assert device.num_copies == 2 * math.ceil(num_steps), "token ids, and the numbers of a batch"
 
 
-_RENEWALS: dict[str, dict[str, Any]] = {"repair": {"repair_tokens": 1024}, "heal": {"heal_ratio": 100}}
 NUMBERS = torch.arange(4)
 
 

@@ -72,7 +72,7 @@ class Server:
         batch = SimpleNamespace(reqs=[self._request(row, tokens)], forward_mode=DECODE)
         self._pass(batch, None, torch.tensor([slot]), torch.tensor([5]), torch.tensor([len(tokens)]))
 
-    def compute_again(self, slots: torch.Tensor, tokens: list[int], at: torch.Tensor) -> None:
+    def compute_apart(self, slots: torch.Tensor, tokens: list[int], at: torch.Tensor) -> None:
         """Write rows in a pass of no request."""
         fields = {"out_cache_loc": slots, "input_ids": torch.tensor(tokens), "positions": at, "seq_lens_cpu": at[-1:]}
         self.watch.forward(self._forward, None, None, self.watch._runner, SimpleNamespace(**fields))
@@ -188,17 +188,13 @@ def test_rows_in_the_tree_are_those_that_were_written(server: Server) -> None:
     assert num_wrong(torch.tensor(DONOR)) == 12
 
 
-def test_rows_may_be_computed_again_for_their_own_tokens_only(server: Server) -> None:
-    server.reuse()
-    at = torch.arange(16)
-    server.compute_again(READER_SLOTS[4:], [*DONOR[2:], *END], at[4:])
-    assert (server.watch.num_renewed, server.watch.found) == (12, {})
-    assert server.watch.is_computed(READER_SLOTS).all()
-    server.compute_again(READER_SLOTS[:2], [*READER[:1], 9], at[:2])
-    assert server.watch.found == {"computed again as others": 1}
-    free_donor(server)
-    server.compute_again(DONOR_SLOTS, DONOR, torch.arange(12))
-    assert server.watch.found["computed again in a freed slot"] == 12
+def test_a_pass_of_no_request_writes_borrowed_slots_only(server: Server) -> None:
+    borrowed = torch.arange(40, 43)
+    server.watch.on_alloc(borrowed, None)
+    server.compute_apart(borrowed, DONOR[:3], torch.arange(3))
+    assert not server.watch.found
+    server.compute_apart(DONOR_SLOTS[:2], DONOR[:2], torch.arange(2))
+    assert server.watch.found == {"written by a pass of no request": 2}
 
 
 def probed(probe: RequestProbe | None = None, **fields: Any) -> Any:

@@ -101,11 +101,6 @@ SERVERS = {
     "gqa_page16.fa3": _on("fa3", "tiny-gqa", 16, "--enable-deterministic-inference", is_slow=True),
     "gqa_page16.triton": _on("triton", "tiny-gqa", 16, is_slow=True),
     "gqa_page1.small_pool": _float32("tiny-gqa", 1, *_SMALL_POOL, *_HOST, config=AUDITED, probe=_CHECKED),
-    "gqa_page1.renews": _float32(
-        *("tiny-gqa", 1),
-        config={**_TAKE_EVERY_RUN, "audit_rate": 0.0, "repair_tokens": 512, "heal_ratio": 50.0},
-        probe=_CHECKED,
-    ),
     "gqa_page64_fp8": _float32("tiny-gqa", 64, "--kv-cache-dtype", "fp8_e4m3", *_PRIORITY, is_slow=True),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
     "gqa_page1_tp2": _float32(

@@ -301,36 +301,6 @@ def test_what_is_exact_of_a_path_is_known() -> None:
     assert index.exactness("b", path) == (0, 300, 0)
 
 
-def test_rows_that_were_computed_anew_are_donors_and_exact_where_all_before_them_are() -> None:
-    path = text(0, 300)
-    index = ContentIndex(MOST_REUSE)
-    index.publish("a", path, [(0, 100), (200, 300)], spliced=[(100, 200)], approximate=[(100, 300)])
-    index.renew("a", path[:280], 220)
-    assert index.exactness("a", path) == (100, 0, 200), "they stand behind rows that are not"
-    index.renew("a", path[:200], 100)
-    assert index.exactness("a", path) == (200, 0, 100)
-    assert donor_spans(plan_of(index, join(text(1, 50), path[:200], text(2, 9)))) == [(33, 200)]
-    index.renew("a", path[:220], 200)
-    assert index.exactness("a", path) == (220, 0, 80), "what was computed before that is not, though no splice is left"
-    index.renew("a", path, 220)
-    assert index.exactness("a", path) == (300, 0, 0)
-    check(index)
-
-
-def test_what_was_computed_behind_rows_keeps_the_changed_fields_that_these_had() -> None:
-    """Rows that are computed anew have none behind them; a branch, and what follows them, drew on the old ones."""
-    path = text(0, 300)
-    branch, longer = join(path[:150], text(1, 50)), join(path, text(2, 50))
-    index = ContentIndex(MOST_REUSE)
-    for each in (path, branch, longer):
-        index.publish("a", each, [(0, len(each))], generations=[(100, 2)])
-    index.renew("a", path, 100)
-    assert [index.generation("a", each) for each in (path[:120], path, branch, longer)] == [0, 0, 2, 2]
-    index.renew("a", longer, 300)
-    assert [index.generation("a", each) for each in (longer, branch)] == [0, 2]
-    check(index)
-
-
 def test_one_long_donor_wins_over_many_short_ones() -> None:
     body = text(0, 1_000)
     index = index_of(join(text(1, 100), body))

@@ -28,8 +28,6 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     """Spliced rows that were checked."""
     num_fetched_rows: int
     """Of them, those that were on the host."""
-    num_renewed_rows: int
-    """Rows that were computed again in their slots."""
     num_evicted_tokens: int
     """Slots that the tree gave up."""
     num_locks: int
@@ -94,7 +92,6 @@ class Bookkeeper:
             wrong_rows=dict(watch.found),
             num_spliced_rows=watch.num_spliced,
             num_fetched_rows=watch.num_fetched,
-            num_renewed_rows=watch.num_renewed,
             num_evicted_tokens=self._num_evicted,
             num_locks=len(self._locks),
             num_pins=len(tree.pins.report().held),

@@ -79,7 +79,6 @@ class RowWatch:
         """Rows that are wrong, by what is wrong with them."""
         self.num_spliced = 0
         self.num_fetched = 0
-        self.num_renewed = 0
 
     def on_alloc(self, slots: Tensor | None, *_: object, **__: object) -> None:
         """After the allocator has handed out slots."""
@@ -139,12 +138,9 @@ class RowWatch:
         input_ids, positions = batch.input_ids, batch.positions
         output = original(path, inner, runner, batch, *args, **kwargs)
         if watched is None and runner is self._runner:
-            # Of no request: rows that are computed again keep their slots. Those of the first page are nobody's.
+            # Of no request, in borrowed slots. Those of the first page are nobody's.
             held = (self._token[slots] != -1) & (slots >= self._view.page_size)
-            other = (self._token[slots] != input_ids) | (self._position[slots] != positions)
-            self._report("computed again as others", held & other, slots)
-            self._report("computed again in a freed slot", held & self._is_free(slots), slots)
-            self.num_renewed += int((held & ~other).sum())
+            self._report("written by a pass of no request", held, slots)
         kept = slice(None) if self._claim is None else self._token[slots] == -1
         fresh = slots[kept]
         self._token[fresh], self._position[fresh] = input_ids[kept].to(torch.int64), positions[kept].to(torch.int64)

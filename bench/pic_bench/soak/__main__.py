@@ -45,7 +45,6 @@ _SWITCHED_S = 1.0
 """So long after splicing was switched off nothing may be spliced any more."""
 _NUM_MISMATCHES = 8
 _STORE = "store"
-_RENEWALS: dict[str, dict[str, object]] = {"repair": {"repair_tokens": 400}, "heal": {"heal_ratio": 100.0}}
 
 STUDY = Study("soak", __doc__, seed=0)
 STUDY.options("model", "sessions", "server-arg", "logs", "quiet", sessions=10)
@@ -87,9 +86,6 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     audited: int
     spliced_rows_checked: int
     fetched_rows_checked: int = 0
-    renewed_rows_checked: int = 0
-    renewals: dict[str, int] = msgspec.field(default_factory=dict)
-    """Prompts of which rows were to be computed again, by how that ended."""
     stored_tokens: int = 0
     """Of these, those that were brought there from a store for their request."""
     compared: int
@@ -127,9 +123,7 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
         patient, judge = Patient(pic), Judge(stock)
         control = _control(args, patient, judge) if args.page_size == 1 else None
         run = _Run(args, patient, judge, control, patient.stale_rows(), time.monotonic())
-        # A prompt that comes back is one to heal.
-        turns = 2 if args.renew == "heal" else 1
-        waiting = enumerate([p for p in session for _ in range(turns)] for session in sessions(encoder, args.seed))
+        waiting = enumerate(sessions(encoder, args.seed))
         rng = random.Random(args.seed)
         known: set[str] = set()
         with progress(total=round(args.seconds), unit="s", desc="soak", quiet=args.quiet) as bar:
@@ -228,8 +222,6 @@ class _Run:
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
             fetched_rows_checked=books["num_fetched_rows"],
-            renewed_rows_checked=books["num_renewed_rows"],
-            renewals=_by_label(counters, "renewals"),
             stored_tokens=counters["stored_tokens_total"],
             compared=len(verdicts),
             mismatches=len(mismatches),
@@ -362,8 +354,7 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
         flags["patched"] += [host, f"--file-storage-path {args.logs / _STORE}"]
         flags["patched"].append(f"--hicache-storage-backend-extra-config '{loads}'")
     both, roomy, tight = (shlex.split(" ".join([SETTING.flags[name], *more])) for name, more in flags.items())
-    config = {**SETTING.config, **_RENEWALS.get(args.renew, {})}
-    stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(config).decode())
+    stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(SETTING.config).decode())
     variables = SETTING.environment
     servers = [
         arm_server(args.model, stock, args.logs / "stock.log", flags=roomy, env=variables["stock"]),

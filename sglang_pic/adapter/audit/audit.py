@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +29,6 @@ from sglang_pic.adapter.audit.report import (
     log_suspension,
     log_undecided,
 )
-from sglang_pic.adapter.between_rounds import Passes, Worker, may_queue
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import is_too_long
@@ -60,10 +61,10 @@ class _Tally:
         return self.sum_kl / max(1, self.num_audited)
 
 
-class Audit(Worker, Auditor):
+class Audit(Auditor):
     """The audit of one scheduler rank, where `audit_rate` is above 0.
 
-    `Auditor` and `Worker` describe the methods that it overrides.
+    `Auditor` describes the methods that it overrides.
 
     Four methods give up state, each more than the one before: `release_slots` the slots of an unfinished computation,
     `abandon` also the waiting requests, `renew` also the windows, `flush` also the generations.
@@ -73,7 +74,6 @@ class Audit(Worker, Auditor):
         config: the operator's settings.
         series: exports this rank's `metrics.METRICS`.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
-        passes: shared with other workers; its own by default.
         sends_rows: whether rows go to decode servers, which may keep spliced rows of a namespace that is off.
     """
 
@@ -85,15 +85,14 @@ class Audit(Worker, Auditor):
         tp_group: TpGroup | None,
         *,
         sends_rows: bool = False,
-        passes: Passes | None = None,
     ) -> None:
-        super().__init__(passes or Passes(), Fallback.FAULT_AUDIT)
+        self.recover: Callable[..., None] | None = None
+        """Notes a fault, as `PicRadixCache.recover` does. Until it is set, exceptions are raised."""
         self._config, self._series, self._tp_group, self._sends_rows = config, series, tp_group, sends_rows
         self._allocator = runner.token_to_kv_pool_allocator
         self._ledger = AuditLedger(config)
         self._queue = FullQueue(
             runner,
-            self._passes,
             is_present=lambda drawn: self._is_present(drawn.namespace, drawn.generation),
             skip=self._skip,
         )
@@ -118,7 +117,7 @@ class Audit(Worker, Auditor):
 
     def draw(self, req: Req) -> None:
         """Decide whether a request on spliced rows is audited, when the pass of its last prompt token is admitted."""
-        with self.guarded():
+        with self._guarded():
             self._draw(req)
 
     def _draw(self, req: Req) -> None:
@@ -141,7 +140,7 @@ class Audit(Worker, Auditor):
             req: the request.
             logits: `[vocab_size]`, copied on the current stream; `None` where the pass formed none.
         """
-        with self.guarded():
+        with self._guarded():
             self._keep(req, logits)
 
     def _keep(self, req: Req, logits: torch.Tensor | None) -> None:
@@ -170,19 +169,32 @@ class Audit(Worker, Auditor):
     def num_slots(self) -> int:
         return self._queue.num_slots
 
-    def is_due(self, scheduler: Scheduler) -> bool:
-        """Count a round; a step is due after some of them, as soon as no request waits to be computed."""
+    def step_if_idle(self, scheduler: Scheduler) -> None:
+        """Where the scheduler has nothing to do, wait for the pass that runs, or queue the next one."""
+        if not self.has_work or not scheduler.is_fully_idle():
+            return
+        # NOTE: requests that came during a pass are served before another one is queued. The code does not ask whether
+        # the pass has ended, because ranks would get different answers.
+        with self._guarded(in_pass=True):
+            if not self._queue.wait():
+                self._step(scheduler)
+
+    def step_if_due(self, scheduler: Scheduler) -> None:
+        """Count a round; after some of them queue the next pass, as soon as no request waits to be computed."""
         # NOTE: rounds of prefill count, because a prefill server of PD disaggregation has no others, and is idle only
         # when all rows have been sent.
         if not self.has_work:
-            return False
+            return
         self._num_rounds += 1
-        if self._num_rounds < _BUSY_INTERVAL or not may_queue(scheduler):
-            return False
+        if self._num_rounds < _BUSY_INTERVAL or not _may_queue(scheduler):
+            return
         self._num_rounds = 0
-        return True
+        with self._guarded(in_pass=True):
+            self._queue.wait()
+            self._step(scheduler)
 
-    def step(self, scheduler: Scheduler) -> None:
+    def _step(self, scheduler: Scheduler) -> None:
+        """Queue the next pass, if anything is left to compute; the one before it is done."""
         self._settle()
         self._series.add(metrics.TOKENS, self._queue.step(scheduler))
 
@@ -245,6 +257,17 @@ class Audit(Worker, Auditor):
             suspended=self._ledger.suspensions,
         )
 
+    @contextmanager
+    def _guarded(self, *, in_pass: bool = False) -> Iterator[None]:
+        """Note an exception, and drop what waits: no answer depends on it."""
+        try:
+            yield
+        except Exception as error:
+            if self.recover is None:
+                raise
+            self.recover((), Fallback.FAULT_AUDIT, error, in_pass=in_pass)
+            self.abandon()
+
     def _settle(self) -> None:
         drawn = self._queue.take_measured()
         if drawn is None or drawn.measured is None:
@@ -303,3 +326,12 @@ def _window_of(state: RequestState) -> Window:
     if state.inherits:
         return Window.INHERITED
     return Window.CHANGED if state.num_behind_change else Window.PLAIN
+
+
+def _may_queue(scheduler: Scheduler) -> bool:
+    """Whether a pass may be queued behind a round on a server that is not idle: nobody waits to be computed."""
+    # NOTE: with overlap the next pass has been launched. Where it has a grammar it is sampled after this round, and its
+    # logits may be in the buffer that SGLang's captured graphs share, which a pass of ours would write over.
+    launched = scheduler.result_queue if scheduler.enable_overlap else ()
+    awaits_sampling = any(result.delay_sample_func is not None for _, result in launched)
+    return not scheduler.waiting_queue and scheduler.chunked_req is None and not awaits_sampling

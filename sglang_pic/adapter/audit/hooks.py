@@ -1,4 +1,4 @@
-"""The audit's own hooks: first tokens' logits, and the operator's switch.
+"""The audit's own hooks: first tokens' logits, steps between rounds, new weights, and the operator's switch.
 
 A server with `audit_rate` 0 installs none of them.
 """
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from sglang_pic.adapter import server_info
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.report import RESUME_KEY
-from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch
+from sglang_pic.adapter.hooks import hook
+from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch, Scheduler
 
 
 class FirstTokens:
@@ -38,7 +39,36 @@ class FirstTokens:
 
 
 def install(audit: Audit) -> None:
-    """Let `/set_internal_state` end a suspension by its number; SGLang applies the hook later."""
+    """Register all but the observer; SGLang applies the hooks later."""
+    server_info.take(RESUME_KEY, *_resumption(audit))
+    scheduler, components = "managers.scheduler.Scheduler", "managers.scheduler_components"
+    weights = f"{components}.weight_updater.SchedulerWeightUpdaterManager"
+
+    def sleep(original: Callable[..., None], scheduler: Scheduler) -> None:
+        if not audit.has_work:
+            original(scheduler)
+
+    def after_result(_: None, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
+        audit.step_if_due(scheduler)
+
+    def after_weights(*_: object, **__: object) -> None:
+        audit.renew()
+
+    def before_weights(*_: object, **__: object) -> None:
+        audit.abandon()
+
+    hook("before", f"{scheduler}.on_idle", audit.step_if_idle)
+    hook("around", f"{scheduler}.maybe_sleep_on_idle", sleep)
+    hook("after", f"{scheduler}.process_batch_result", after_result)
+    hook("after", f"{scheduler}.record_weight_version_change", after_weights)
+    # NOTE: SGLang takes a server on which work waits for idle. From here on its weights are gone or being written.
+    hook("before", f"{weights}.begin_weight_update", before_weights)
+    hook("after", f"{weights}.end_weight_update", after_weights)
+    hook("before", f"{weights}.release_memory_occupation", before_weights)
+
+
+def _resumption(audit: Audit) -> tuple[Callable[[float], str], Callable[[float], None]]:
+    """Refuses a number that no suspension has, and ends the suspension of a number, for `/set_internal_state`."""
 
     def refuse(value: float) -> str:
         known = [suspended.number for suspended in audit.report().suspended]
@@ -49,4 +79,4 @@ def install(audit: Audit) -> None:
     def resume(value: float) -> None:
         audit.resume(int(value))
 
-    server_info.take(RESUME_KEY, refuse, resume)
+    return refuse, resume

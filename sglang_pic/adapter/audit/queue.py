@@ -3,20 +3,23 @@
 The full computation runs as forward passes between two rounds of the scheduler. As a request it would be counted,
 aborted and retracted with the users' requests, its chunks would go before every waiting request, and its row would be
 published. Its slots count as evictable and go back when SGLang needs them, so that no request waits for them.
+
+A request that arrives meanwhile waits for one pass at most: none is queued before the one before it is done.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
-from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.copies import to_host
 from sglang_pic.adapter.probe.prompt_pass import PromptPass, has_adapter, take_slots
@@ -56,7 +59,6 @@ class FullQueue:
 
     Args:
         runner: SGLang's model runner.
-        passes: queues the steps.
         is_present: whether a drawn request's rows may still be served, so that its audit matters.
         skip: called with the reason when a request leaves the queue without being computed.
     """
@@ -64,13 +66,13 @@ class FullQueue:
     def __init__(
         self,
         runner: ModelRunner,
-        passes: Passes,
         *,
         is_present: Callable[[Drawn], bool],
         skip: Callable[[AuditSkip], None],
     ) -> None:
-        self._runner, self._passes, self._is_present, self._skip = runner, passes, is_present, skip
+        self._runner, self._is_present, self._skip = runner, is_present, skip
         self._waiting: deque[Drawn] = deque()
+        self._event: Any = None  # of the pass that was queued last on the device
 
     def __len__(self) -> int:
         """Requests without a verdict."""
@@ -101,7 +103,7 @@ class FullQueue:
         drawn = self._next(scheduler.tree_cache)
         if drawn is None or drawn.full is None:
             return 0
-        with self._passes.queued(scheduler):
+        with self._queued(scheduler):
             num_tokens = drawn.full.step()
             if drawn.full.is_complete:
                 drawn.measured = to_host(_compare(drawn.full.logits, drawn.logits))
@@ -122,11 +124,30 @@ class FullQueue:
 
     def abandon(self) -> int:
         """Drop every request, wait for the running step, and return how many requests there were."""
-        self._passes.wait()
+        self.wait()
         self.release_slots()
         count = len(self)
         self._waiting.clear()
         return count
+
+    def wait(self) -> bool:
+        """Wait for the pass that was queued last; False if there is none, or it was waited for before."""
+        event, self._event = self._event, None
+        if event is not None:
+            event.synchronize()
+        return event is not None
+
+    @contextmanager
+    def _queued(self, scheduler: Scheduler) -> Iterator[None]:
+        """What the block computes is queued on SGLang's forward stream, between the passes of two batches."""
+        scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
+        # SGLang without overlap computes on the stream that it schedules on.
+        with scheduler.forward_stream_ctx if scheduler.enable_overlap else nullcontext():
+            yield
+            self._event = scheduler.device_module.Event()
+            self._event.record()
+        # Slots that go back may be written anew from here on, and tensors reused.
+        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
 
     def _next(self, tree: Tree) -> Drawn | None:
         """The first request that can be computed, its slots taken."""

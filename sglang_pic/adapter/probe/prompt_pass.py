@@ -1,6 +1,6 @@
-"""The computation of a prompt, or of some of it, a step of few tokens at a time.
+"""The computation of a prompt, a step of few tokens at a time.
 
-Rows are read through the padding row of the request pool. An audit has borrowed their slots: they belong to no
+Rows are read through the padding row of the request pool. Their slots are borrowed: they belong to no
 namespace, the tree never sees them, and they go back when the last logits are there.
 
     slots of one prompt
@@ -31,26 +31,19 @@ _LARGEST_PART = 4
 
 
 class PromptPass:
-    """One prompt on its way through the model, or the end of one.
+    """One prompt on its way through the model.
 
     Args:
         runner: SGLang's model runner.
         tokens: `[prompt_len]` int64, on the CPU.
         slots: `[prompt_len]` or longer, as `take_slots` gave them; the caller gives them back.
-        start: tokens whose rows are in their slots already.
         lora_id: the prompt's LoRA adapter, which must be on the device at every step.
     """
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        tokens: np.ndarray,
-        slots: torch.Tensor,
-        *,
-        start: int = 0,
-        lora_id: str | None = None,
+        self, runner: ModelRunner, tokens: np.ndarray, slots: torch.Tensor, *, lora_id: str | None = None
     ) -> None:
-        self._runner, self._tokens, self._num_done, self._lora_id = runner, tokens, start, lora_id
+        self._runner, self._tokens, self._num_done, self._lora_id = runner, tokens, 0, lora_id
         self.slots = slots
         self.logits = torch.empty(0)  # of the last token that was computed
 

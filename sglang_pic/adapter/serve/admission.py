@@ -211,7 +211,6 @@ class PicPrefillAdder(PrefillAdder):
             # The audit computes token ids alone: not what embeddings or a session have before them.
             if refusal is None and not req.retracted_stain:
                 cache.auditor.draw(req)
-                cache.renewal.admitted(req)
 
     def _has_admitted(self, req: Req) -> bool:
         return bool(self.can_run_list) and self.can_run_list[-1] is req

@@ -20,7 +20,6 @@ from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.renewal import Renewal
 from sglang_pic.adapter.serve.state import is_apart, keep_apart
 from sglang_pic.adapter.serve.store import StoreTier
 
@@ -53,8 +52,6 @@ class PicRadixCache(UnifiedRadixCache):
         """Set once HiCache is attached."""
         self.store: StoreTier | None = None
         """Likewise; stays None beside index keys, which a store keeps under SGLang's own keys."""
-        self.renewal = Renewal()
-        """Set anew where rows are computed again."""
         self.num_weights = 0
         """How often the weights changed."""
         self.faults = faults or Faults()
@@ -71,7 +68,6 @@ class PicRadixCache(UnifiedRadixCache):
         self.pins.flush()
         self.publication.flush()
         self.auditor.flush()
-        self.renewal.abandon()
         self.faults.flush()
 
     def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
@@ -284,7 +280,6 @@ class PicRadixCache(UnifiedRadixCache):
                     self.publication.publish(
                         req, path_len, adopted_from=result.prefix_len, adopted_again=adopted_again(result)
                     )
-                    self.renewal.published(req, path_len, result.prefix_len)
                 except Exception as error:
                     self.recover([req], Fallback.FAULT_PUBLICATION, error)
         finally:

@@ -20,7 +20,6 @@ class Fallback(Reason):
     FAULT_PINS = "fault_pins", "An exception while a prompt was pinned or a pin given back; all pins were given back."
     FAULT_PLAN = "fault_plan", "An exception while a request was planned."
     FAULT_PUBLICATION = "fault_publication", "An exception while a request's chunks were published."
-    FAULT_RENEWAL = "fault_renewal", "An exception while rows were computed again; what waited was given up."
     FAULT_RESOLVE = "fault_resolve", "An exception while donors were looked up in the radix tree."
     FAULT_SPLICE = "fault_splice", "An exception while rows were moved."
     FAULT_STORE = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from sglang_pic.adapter.namespace import Namespace, without_lane
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.auditor import Auditor
@@ -22,10 +20,6 @@ from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, PositionSteps, ReusePolicy, Run, Tokens
-
-# Tokens of an answer.
-_SHORT_ANSWER = 16
-_OF_THE_END = ("tail_tokens", "foreign_tokens", "unseen_percent", "near_tokens", "near_unseen_percent")
 
 
 class Planning:
@@ -130,7 +124,7 @@ class Planning:
         state.drop_plan()
         # A rest that is too short to be planned is still computed because of what an earlier chunk's plan found.
         state.dropped, state.lost_plan = {}, None
-        policy = self._policy(req)
+        policy = state.options.policy(self._config.core)
         start = req.prefix_len if prefix_len is None else prefix_len
         num_left = len(req.full_untruncated_fill_ids) - start
         # What is pinned is computed: only rows that were not spliced are donors.
@@ -145,14 +139,6 @@ class Planning:
         except Exception:
             resolver.release()
             raise
-
-    def _policy(self, req: Req) -> ReusePolicy:
-        """The request's policy; before a short answer, which no repair mends, with the careful end of the prompt."""
-        policy = req.pic.options.policy(self._config.core)
-        if not self._config.repair_tokens or not wants_little(req):
-            return policy
-        careful = ReusePolicy()
-        return msgspec.structs.replace(policy, **{name: getattr(careful, name) for name in _OF_THE_END})
 
     @property
     def to_ids(self) -> Callable[[Tokens], array[int]]:
@@ -199,11 +185,6 @@ class Planning:
         ]
         # Where neither splices anything, the one that says why.
         return max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
-
-
-def wants_little(req: Req) -> bool:
-    """Whether a request wants an answer that is over before a repair of its prompt is."""
-    return bool(req.sampling_params.max_new_tokens <= _SHORT_ANSWER)
 
 
 def tree_namespace(req: Req) -> Namespace:

@@ -67,10 +67,6 @@ class Publication:
             delimiters=self._delimiters,
         )
 
-    def renew(self, namespace: Namespace, tokens: Tokens, start: int) -> None:
-        """As `ContentIndex.renew`."""
-        self._index.renew(namespace, tokens, start, delimiters=self._delimiters)
-
     def publish_loaded(self, namespace: Namespace, tokens: Tokens, start: int, exact_end: int) -> None:
         """Note the rows of a path that came from a store, from `start` on.
 

@@ -171,12 +171,6 @@ class RequestState:
     """Spans of the row that hold spliced rows, ascending."""
     generations: list[tuple[int, int]] = field(default_factory=list)
     """Where each of them begins, and how many changed fields its rows have behind them."""
-    own_from: int = 0
-    """From where on the tree's rows of its path are this request's own; what came before others had computed."""
-    own_end: int | None = None
-    """The end of what the tree has of its path; `None` before it has any."""
-    is_repaired: bool = False
-    """Whether the end of the prompt's row was looked at for a repair."""
     admitted_from: int = 0
     """Where the chunk that was admitted last begins."""
     counted: Counted = field(default_factory=Counted)
@@ -257,8 +251,8 @@ class RequestState:
     def release_row(self) -> None:
         """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
         self.drop_plan()
-        self.matched_len, self.own_end, self.prefix = None, None, Exactness()
-        self.is_drawn = self.is_repaired = False
+        self.matched_len, self.prefix = None, Exactness()
+        self.is_drawn = False
         self.spliced.clear()
         self.generations.clear()
 

@@ -1,1 +1,0 @@
-"""Approximate rows are computed again in their own slots: beside the answer, and while nobody waits."""
