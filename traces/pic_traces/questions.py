@@ -170,12 +170,17 @@ def _needle(rng: random.Random, number: int) -> Question:
 
 def _facts(rng: random.Random, number: int) -> Question:
     """Short lives of persons; each is asked for one of four facts."""
-    names, *columns = (rng.sample(words, _NUM_DOCUMENTS) for words in (_FACTS.names, *_FACTS.values.values()))
-    facts = [dict(zip(_FACTS.values, row, strict=True)) for row in zip(*columns, strict=True)]
-    documents = [_FACTS.life.format(name=name, **fact) for name, fact in zip(names, facts, strict=True)]
+    names, facts, documents = make_lives(rng, _NUM_DOCUMENTS)
     asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(list(_FACTS.asking))
     question, lead = (words.format(names[asked]) for words in _FACTS.asking[kind])
     return _generated("facts", number, documents, question, facts[asked][kind], asked, lead)
+
+
+def make_lives(rng: random.Random, count: int) -> tuple[list[str], list[dict[str, str]], list[str]]:
+    """Names of at most six persons, the facts of each by kind, and a short life of each that has them all."""
+    names, *columns = (rng.sample(words, count) for words in (_FACTS.names, *_FACTS.values.values()))
+    facts = [dict(zip(_FACTS.values, row, strict=True)) for row in zip(*columns, strict=True)]
+    return names, facts, [_FACTS.life.format(name=name, **fact) for name, fact in zip(names, facts, strict=True)]
 
 
 def _generated(

@@ -59,6 +59,8 @@ _EVERY_BLOCK = Arm(name="every-block", overrides={"min_spliced_tokens": 8, "tail
 NAIVE = msgspec.structs.replace(_EVERY_BLOCK.overriding("naive", seam_tokens=1), rotate=False)
 STALE = Arm(name="stale", donors=Donors.EDITED)
 """Of EDITS: the prompt with the old values, computed in full: the donor, and what it answers."""
+TASK_POLICIES = ("careful=preset:careful", "balanced=preset:balanced", "no-tail=tail:0", "most=preset:most")
+"""Of TASKS, beside the controls and the most reuse without rotation."""
 EDIT_ARMS = tuple(
     Arm(name=edit, donors=Donors.EDITED, overrides={"edit": edit}) for edit in ("in_place", "notes", "recompile")
 )

@@ -87,7 +87,8 @@ def _shown(size: int | tuple[int, ...] | None) -> str:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    chosen = [one.value for one in Experiment if not (args.quick and one is Experiment.TRACE)]
+    skipped = {Experiment.TASKS, Experiment.TRACE} if args.quick else {Experiment.TASKS}
+    chosen = [one.value for one in Experiment if one not in skipped]
     for policy in args.policy:
         parse_policy(policy)
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))

@@ -2,7 +2,7 @@
 
 Intervals are over prompts; over sessions where prompts are calls of a trace. Of EDITS only prompts whose two full
 prefills differ count (`MIN_GAP`), and of which an arm splices anything; those whose answer does not depend on the field
-stand apart.
+stand apart. Of TASKS only those count where the full prefill is right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from pic_bench.fidelity.record import Donors, Edit, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Cell, Comparison, Contrast, Flips, Thresholds, seam_of
-from pic_bench.report.stats import Estimate, bootstrap, ratio
+from pic_bench.report.stats import Estimate, bootstrap, mcnemar, ratio
 
 SPLICED = {Donors.ISOLATED: "alone", Donors.CONTEXT: "in context"}
 FLOORS = {"exact": "exact hit", "retest": "full prefill again"}
@@ -28,11 +28,13 @@ Unit = tuple[int | None, str]
 Arm = dict[Unit, Probe]
 Pairs = Sequence[tuple[Probe, Probe]]
 
-_PLACE = ("experiment", "dtype", "source", "num_blocks", "group", "min_chunk_hit")
+_PLACE = ("experiment", "dtype", "source", "num_blocks", "group", "min_chunk_hit", "asked")
 _MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "forced_agreement", "agreed_tokens", "answers_alike")}
-_MEANS |= {name: name for name in ("score", "exact_match", "key_error")}
+_MEANS |= {name: name for name in ("score", "exact_match", "right", "key_error")}
 _MEANS["top1"] = "top1_agrees"
 """Fields of records whose means are figures of a cell, by the figure's name."""
+_RECOVERED = {"kl": -1, "forced_kl": -1, "score": 1, "right": 1}
+"""Figures of which the share that is recovered is shown; 1 where more is better."""
 _SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
 GATED = "all"
 UNAFFECTED = "answer does not depend on it"
@@ -59,6 +61,7 @@ class Panel:
     num_blocks: int | None
     group: str = ""
     min_chunk_hit: int = 0
+    asked: int = 0
     arms: dict[tuple[Donors, str], Arm] = field(default_factory=lambda: defaultdict(dict))
 
     def arm(self, name: str, donors: Donors) -> Arm:
@@ -220,6 +223,20 @@ def grouped(prompts: Mapping[Unit, Probe]) -> dict[str, set[Unit]]:
     return {f"{name}: {at}" if at else name: found[name, at] for name, at in sorted(found, key=_order)}
 
 
+def gap_recovered(arm: Arm, floor: Arm, full: Arm, field: str) -> float | None:
+    """Of what a floor loses against the full prefill, the share that an arm does not lose: 0 at the floor, 1 at full.
+
+    It may be below 0 and above 1. None where the floor loses nothing. This is the recovered performance gap of
+    KVShareArena (arXiv:2609.10266), whose floor answers without the context; ours has it spliced without rotation.
+    """
+    shared = arm.keys() & floor.keys() & full.keys()
+    values = [[getattr(probes[unit], field) for unit in sorted(shared, key=str)] for probes in (arm, floor, full)]
+    if not shared or any(value is None for some in values for value in some):
+        return None
+    at, low, high = (_RECOVERED[field] * fmean(some) for some in values)
+    return (at - low) / (high - low) if high > low else None
+
+
 def recovered(probe: Probe, full: Probe, stale: Probe) -> float | None:
     """Of the way from the old prompt's answer to the new one's, the share that a record has gone."""
     if probe.log_odds is None or full.log_odds is None or stale.log_odds is None:
@@ -238,6 +255,10 @@ def _parts(panel: Panel, thresholds: Thresholds) -> list[Panel]:
     """The panel, or the groups of its prompts that are looked at."""
     if panel.experiment is Experiment.EDITS:
         return [panel.part(units, group=group) for group, units in grouped(panel.arm("full", Donors.NONE)).items()]
+    if panel.experiment is Experiment.TASKS:
+        full = panel.arm("full", Donors.NONE)
+        right = panel.part({unit for unit, probe in full.items() if probe.right})
+        return [replace(right, asked=len(full))] if right.arms else []
     default = next((arm for (_, name), arm in panel.arms.items() if name == thresholds.default_policy), {})
     kept = {unit for unit, probe in default.items() if probe.chunk_hit_tokens >= thresholds.min_chunk_hit}
     if panel.experiment is not Experiment.TRACE or not kept:
@@ -271,6 +292,9 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
         undecided=probability < thresholds.competent_probability,
         nll_change=_difference(with_full, "gold_nll"),
         score_change=_difference(with_full, "score"),
+        right_change=_difference(with_full, "right"),
+        mcnemar=_mcnemar(with_full) if arm not in CONTROLS else None,
+        **{f"{field}_recovered": _gap_recovered(panel, donors, arm, field) for field in _RECOVERED},
         # Unknown counts as too low, no questions at all do not.
         incompetent=panel.experiment is Experiment.QA and (not scores or fmean(scores) < thresholds.competent_score),
         recovery=_estimate(recoveries),
@@ -280,6 +304,18 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
         spliced_of_in_place=_ratio_of_sums(panel.pair(arm, "in_place", donors), "chunk_hit_tokens"),
         against_floor=None if floor in (None, arm) or arm == "full" else _contrast(panel, donors, arm, str(floor)),
     )
+
+
+def _gap_recovered(panel: Panel, donors: Donors, arm: str, field: str) -> Any:
+    """Of the gap of the unrotated arm; nothing of controls and of that arm itself."""
+    if arm == "naive" or arm in CONTROLS:
+        return None
+    return gap_recovered(panel.arm(arm, donors), panel.arm("naive", donors), panel.arm("full", donors), field)
+
+
+def _mcnemar(pairs: Pairs) -> float | None:
+    both = _both(pairs, "right")
+    return mcnemar(sum(a > b for _, a, b in both), sum(a < b for _, a, b in both)) if both else None
 
 
 def _recoveries(panel: Panel, donors: Donors, arm: str) -> list[tuple[float, str]]:

@@ -40,6 +40,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Seam tokens of grid."""
     edits: Number = 240
     """Prompts of edits, from the templates in turn."""
+    tasks: Number = 60
+    """Prompts of each kind of task."""
     calls: int | None = None
     """Only the first N calls of every trace."""
 

@@ -45,7 +45,8 @@ class Reference:
 def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size: int) -> list[Probe]:
     """One record for each arm, in their order; the first arm is the full prefill.
 
-    Of EDITS only those of the two full prefills where these say that nothing is to be recovered.
+    Of EDITS only those of the two full prefills where these say that nothing is to be recovered, and of TASKS only the
+    full prefill's where its answer is wrong.
 
     Raises:
         Unrealised: an arm's blocks were not spliced as meant, or a control was not what it should be.
@@ -53,13 +54,15 @@ def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size:
     """
     case = job.case
     assert job.arms[0] == FULL, "the full prefill comes first"
-    for kind in dict.fromkeys(arm.donors for arm in job.arms if not arm.is_control):
-        for donor in case.donors.get(kind, ()):
-            target.compute(donor, key=_donors_key(case, kind))
+    computed: set[Donors] = set()
     reference: Reference | None = None
     probes: dict[str, Probe] = {}
     for arm in job.arms:
         prompt, donors_from = case.prompt, _donors_key(case, arm.donors)
+        if arm.donors not in computed and not arm.is_control:
+            computed.add(arm.donors)
+            for donor in case.donors.get(arm.donors, ()):
+                target.compute(donor, key=donors_from)
         if case.edited is not None and arm == STALE:
             # The old prompt's rows are the donors of all arms after it.
             prompt, donors_from = case.edited.old, NOBODY
@@ -70,10 +73,12 @@ def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size:
         probes[arm.label] = _add_edit(probe, case.edited, recorded) if case.edited else probe
         if arm == STALE and probes[FULL.label].uses_no_field(probes[STALE.label]):
             break
+        if arm == FULL and case.judge is not None:
+            _add_answers(job, [arm], target, text, probes)
+            if not probes[arm.label].right:
+                return list(probes.values())
     if job.answer_tokens:
-        generated = target.greedy(case.prompt, job.arms, [_key(case, arm) for arm in job.arms], job.answer_tokens)
-        for arm, ids in zip(job.arms, generated, strict=True):
-            probes[arm.label] = _add_answer(probes[arm.label], case, generated[0], ids, text)
+        _add_answers(job, job.arms, target, text, probes)
     return list(probes.values())
 
 
@@ -112,7 +117,7 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
 
 
 def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> None:
-    """Whether a request was served as its arm means it; without a seam, or behind an edit, no blocks are meant.
+    """Whether a request was served as its arm means it; without a seam no blocks are meant.
 
     On pages of more than one token a run begins and ends at a page's edge, so that much of a block may be computed.
 
@@ -128,7 +133,7 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
                 f"tokens, {wanted} and 0 were meant"
             )
         return
-    if arm.seam_tokens is None or case.edited is not None:
+    if arm.seam_tokens is None or not case.blocks:
         return
     slack = 2 * (page_size - 1)
     for block in case.blocks:
@@ -150,16 +155,23 @@ def _add_edit(probe: Probe, edited: Edited, recorded: Recorded) -> Probe:
     return msgspec.structs.replace(probe, edit=edited.edit, log_odds=odds, **free)
 
 
-def _add_answer(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int], text: ModelText) -> Probe:
-    score = metrics.score_answer(text.answer(ids), case.answers, contains=case.exact_score)
-    return msgspec.structs.replace(
-        probe,
-        greedy_tokens=len(ids),
-        agreed_tokens=common_len(full, ids),
-        score=score.value,
-        exact_match=score.exact,
-        text=_text(case, text, full, ids),
-    )
+def _add_answers(job: Job, arms: Sequence[Arm], target: Target, text: ModelText, probes: dict[str, Probe]) -> None:
+    """Generate under these arms, of which the first is the full prefill, and put the answers into their records."""
+    case = job.case
+    generated = target.greedy(case.prompt, arms, [_key(case, arm) for arm in arms], job.answer_tokens)
+    full = generated[0]
+    for arm, ids in zip(arms, generated, strict=True):
+        answer = text.answer(ids)
+        score = metrics.score_answer(answer, case.answers, contains=case.exact_score) if case.answers else None
+        probes[arm.label] = msgspec.structs.replace(
+            probes[arm.label],
+            greedy_tokens=len(ids),
+            agreed_tokens=common_len(full, ids),
+            score=score and score.value,
+            exact_match=score and score.exact,
+            right=case.judge and case.judge(answer, text.answer(full)),
+            text=_text(case, text, full, ids),
+        )
 
 
 def _inside(recorded: Recorded, block: Span) -> int:

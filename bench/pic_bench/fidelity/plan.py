@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from pic_traces.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
@@ -15,10 +16,13 @@ from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.cases.edits import edit_jobs
 from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
+from pic_bench.fidelity.cases.tasks import task_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.passes import Passes, trace_calls
 from pic_bench.fidelity.record import Donors, Experiment
+
+T = TypeVar("T")
 
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
@@ -57,11 +61,14 @@ def make_plan(config: Config) -> Plan:
     policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
     makers: dict[Experiment, Callable[[], Iterable[Job]]] = {
         Experiment.GRID: lambda: grid_jobs(sizes, pool, text, seed),
-        Experiment.QA: lambda: qa_jobs(chosen_questions(config), text, seed),
+        Experiment.QA: lambda: qa_jobs(in_turn(chosen_questions(config, sizes.questions)), text, seed),
         Experiment.EDITS: lambda: edit_jobs(config.edit_set, sizes.edits, text, seed, policies),
+        Experiment.TASKS: lambda: in_turn(
+            task_jobs(chosen_questions(config, sizes.tasks), _traces(config), text, config.model, sizes.tasks, seed)
+        ),
     }
     jobs = [job for experiment, make in makers.items() if experiment in config.experiments for job in make()]
-    passes = [*_traces(config, text)]
+    passes = [*_passes(config, text)]
     pool_tokens = config.pool_tokens or (PASSES_POOL_TOKENS if passes else CASES_POOL_TOKENS)
     return Plan(config, text, jobs, passes, pool_tokens)
 
@@ -71,24 +78,30 @@ def named_policies(config: Config) -> list[Arm]:
     return [] if config.policies == DEFAULT_POLICIES else [parse_policy(name) for name in config.policies]
 
 
-def chosen_questions(config: Config) -> list[Question]:
-    """Questions of all question files, as many from each, in turn; generated questions where there is no such file."""
-    limit, seed = config.sizes.questions, config.seed
-    files = [path for name in config.data if is_question_set(path := Path(name))]
-    if files:
-        sources = [read_questions(path, limit=limit, seed=seed) for path in files]
-    else:
-        sources = [list(generated_questions(kind, limit=limit, seed=seed)) for kind in GENERATED]
-    return [question for in_turn in zip_longest(*sources) for question in in_turn if question is not None]
+def chosen_questions(config: Config, limit: int) -> list[list[Question]]:
+    """So many questions of each question file; of each kind of generated ones where there is no such file."""
+    seed = config.seed
+    if files := [path for name in config.data if is_question_set(path := Path(name))]:
+        return [read_questions(path, limit=limit, seed=seed) for path in files]
+    return [list(generated_questions(kind, limit=limit, seed=seed)) for kind in GENERATED]
 
 
-def _traces(config: Config, text: ModelText) -> Iterator[Passes]:
+def in_turn(sources: Iterable[Iterable[T]]) -> list[T]:
+    """One of each source after the other, those of the longest alone at the end."""
+    return [one for turn in zip_longest(*sources) for one in turn if one is not None]
+
+
+def _traces(config: Config) -> list[str]:
+    return [name for name in config.data if not is_question_set(Path(name))]
+
+
+def _passes(config: Config, text: ModelText) -> Iterator[Passes]:
     """One trace after the other; each has a cache of its own."""
     if Experiment.TRACE not in config.experiments:
         return
     first, *others = map(parse_policy, config.policies)
     naive = msgspec.structs.replace(first, name="naive", rotate=False)
-    for trace in [name for name in config.data if not is_question_set(Path(name))] or [DEFAULT_TRACE]:
+    for trace in _traces(config) or [DEFAULT_TRACE]:
         source = Path(trace).name
         if calls := trace_calls(trace, source, text, config.model, config.sizes.calls):
             yield Passes(

@@ -28,6 +28,7 @@ class Experiment(Enum):
     QA = "qa"  # questions over documents in another order
     TRACE = "trace"  # the calls of a trace in order, under policies
     EDITS = "edits"  # a prompt behind the same prompt with other values in its fields
+    TASKS = "tasks"  # questions, tool calls, JSON and edits of files, each answer right or wrong
 
 
 class Donors(Enum):
@@ -127,6 +128,9 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     score: float | None = None
     """Of the greedy answer against the gold answers, in [0, 1]."""
     exact_match: bool | None = None
+    right: bool | None = None
+    """In TASKS: whether the greedy answer does what the prompt asks; where the full prefill's is wrong, no other arm is
+    served."""
     key_error: float | None = None
     """Relative L2 of the spliced rows' keys against the full prefill's, all layers: in earlier records alone."""
     text: str | None = None

@@ -93,6 +93,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     incompetent: bool
     """The questions are beyond the model: the full prefill does not answer them either."""
     key_error: Estimate | None
+    right: Estimate | None = None
+    """Of TASKS: share of the answers that are right, of the prompts where the full prefill's is."""
+    right_change: Estimate | None = None
+    """The arm's less the full prefill's, by prompt."""
+    mcnemar: float | None = None
+    """Of the same two: the exact two-sided p of McNemar's test."""
+    asked: int = 0
+    """Of TASKS: prompts that were served, also those where the full prefill is wrong."""
+    kl_recovered: float | None = None
+    """Of what splicing without rotation loses, the share that the arm does not lose, in KL."""
+    forced_kl_recovered: float | None = None
+    score_recovered: float | None = None
+    right_recovered: float | None = None
     recovery: Estimate | None
     """Of EDITS: (s - old) / (new - old), s the log-odds of the new answer against the old one: 0 acts on the old value,
     1 as the full prefill does. None where the answer does not depend on the field."""

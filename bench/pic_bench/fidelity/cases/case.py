@@ -11,7 +11,7 @@ block exactly and every block has a seam of its own.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -99,6 +99,8 @@ class Case:
     exact_score: bool = False
     """The answer is right when it contains a gold answer; otherwise it is scored by the words it shares."""
     edited: Edited | None = None
+    judge: Callable[[str, str], bool] | None = None
+    """Of TASKS: whether an answer is right, given it and the full prefill's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ class Job:
         """Whether these records of the prompt, of one number format, are all that is wanted."""
         by_arm = {(probe.arm, probe.donors): probe for probe in probes}
         full, stale = by_arm.get((FULL.name, FULL.donors)), by_arm.get((STALE.name, STALE.donors))
-        if full and stale and full.uses_no_field(stale):
+        if full and (full.right is False or (stale and full.uses_no_field(stale))):
             return True
         return by_arm.keys() >= {(arm.name, arm.donors) for arm in self.arms}
 

@@ -48,9 +48,12 @@ class QaFrames:
 
     def target(self, question: Question) -> Frame:
         """The prompt's frame: its closing asks the question and begins the answer."""
-        asks = f"\n\nQuestion: {question.question}"
-        header, closing = self._text.around(_WORDS.header, "Here are the documents.", asks)
-        return Frame(header=header, markers=self.markers, closing=closing + self._text.ids(question.lead))
+        return self.frame(_WORDS.header, f"Question: {question.question}", question.lead)
+
+    def frame(self, header: str, asks: str, lead: str) -> Frame:
+        """A prompt's frame: what the system message says, what is asked behind the documents, how the answer begins."""
+        before, closing = self._text.around(header, "Here are the documents.", f"\n\n{asks}")
+        return Frame(header=before, markers=self.markers, closing=closing + self._text.ids(lead))
 
 
 def qa_jobs(questions: Sequence[Question], text: ModelText, seed: int) -> Iterator[Job]:
@@ -62,9 +65,13 @@ def qa_jobs(questions: Sequence[Question], text: ModelText, seed: int) -> Iterat
     every = [arm.overriding(arm.name, min_spliced_tokens=QA_MIN_SPLICED) for arm in whole]
     arms = (*CONTROLS, shipped, *every)
     for question in questions:
-        # An answer that is all there still fits behind a few words.
-        num_tokens = max(ANSWER_TOKENS, len(_answer_ids(text, question)) + ANSWER_TOKENS // 2)
+        num_tokens = answer_tokens(text, question)
         yield Job(case=qa_case(frames, text, question, seed=seed), arms=arms, answer_tokens=num_tokens)
+
+
+def answer_tokens(text: ModelText, question: Question) -> int:
+    """How many tokens are generated: an answer that is all there still fits behind a few words."""
+    return max(ANSWER_TOKENS, len(_answer_ids(text, question)) + ANSWER_TOKENS // 2)
 
 
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:
