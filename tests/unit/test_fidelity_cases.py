@@ -20,6 +20,7 @@ from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, pl
 from pic_bench.fidelity.cases.edits import DISTANCES, Template, edit_job, edit_jobs, templates
 from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
+from pic_bench.fidelity.cases.tasks import MAX_ANSWER_TOKENS, read_call, same_call, task_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised, measure
@@ -115,6 +116,113 @@ def test_generated_questions_are_answered_by_their_documents(text: ModelText, ki
         assert prompt.endswith(question.lead)
         assert question.answers[0] in prompt.split("Question:")[0]
         assert sum(question.answers[0] in document for document in question.documents) >= 1
+
+
+@pytest.fixture(scope="module")
+def tasks(text: ModelText, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+    """Two prompts of each kind: questions, a trace, JSON and edits."""
+    trace = tmp_path_factory.mktemp("tasks") / "calls.jsonl"
+    schemas = [{"type": "function", "function": {"name": f"tool_{n}", "description": "d" * n}} for n in range(8)]
+    system = "\n\n".join(["You book flights for people who call the desk, and you ask before you book."] * 60)
+    called = {"id": "1", "type": "function", "function": {"name": "tool_7", "arguments": '{"user": "U"}'}}
+    with trace.open("w") as file:
+        for n in range(3):
+            messages = [
+                {"role": "system", "content": system},
+                {"role": "user", "content": "I am U7, and I would like to fly to Oslo."},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [json.loads(json.dumps(called).replace("U", f"U{n // 2}"))],
+                },
+            ]
+            file.write(json.dumps({"session_id": f"s{n}", "tools": schemas, "messages": messages, "turns": [2]}) + "\n")
+    questions = [list(generated_questions("facts", limit=2, seed=0))]
+    kinds = task_jobs(questions, [str(trace)], text, str(model_dir("smollm2")), 2, 0)
+    assert [len(kind) for kind in kinds] == [2, 2, 2, 2], "of two calls that were answered alike one is taken"
+    return list(chain.from_iterable(kinds))
+
+
+def test_tasks_are_judged_and_most_of_them_was_computed_elsewhere(tasks: list[Job], text: ModelText) -> None:
+    for job in tasks:
+        case = job.case
+        gold = text.text(case.gold)
+        if len(case.gold) < 32:
+            assert case.judge(gold, gold), "the right answer is right"
+        assert job.answer_tokens <= MAX_ANSWER_TOKENS
+        assert not case.judge("I do not know.", gold)
+        (donor,) = case.donors[Donors.CONTEXT]
+        donated = {tuple(donor[i : i + 64]) for i in range(len(donor))}
+        found = [tuple(case.prompt[i : i + 64]) in donated for i in range(len(case.prompt) - 64)]
+        assert sum(found) > len(found) // 8
+        assert common_len(donor, case.prompt) < 64, "an exact hit would not be spliced"
+        assert [arm.name for arm in job.arms] == ["full", "exact", "careful", "balanced", "no-tail", "most", "naive"]
+
+
+def test_edits_apply_and_json_has_the_keys_and_values(tasks: list[Job], text: ModelText) -> None:
+    edit, obj = (next(job.case for job in tasks if job.case.source == source) for source in ("edits", "json"))
+    asked = text.text(edit.prompt).rpartition("Task: ")[2]
+    line = next(line for line in text.text(edit.prompt).splitlines() if asked.split()[8] in line and "def " in line)
+    new = line.replace(f"={asked.split()[10]})", f"={asked.split()[12].split('.')[0]})")
+    for search, put, right in (
+        (line, new, True),
+        (line, line, False),
+        ("    return", new, False),
+        (line + " ", new, False),
+    ):
+        assert edit.judge(f"{search}\n=======\n{put}\n>>>>>>> REPLACE", "") is right, (search, put)
+    (wanted,) = (arg for arg in obj.judge.args if isinstance(arg, dict))
+    for found, right in ((wanted, True), (wanted | {"more": "x"}, False), (dict.fromkeys(wanted, "x"), False)):
+        assert obj.judge(json.dumps(found)[1:], "") is right
+
+
+def test_calls_are_compared_by_tool_and_arguments() -> None:
+    one = 'get_user", "arguments": {"user_id": "U1", "n": 1}}\n</tool_call>'
+    assert read_call(one) == ("get_user", {"user_id": "U1", "n": 1})
+    assert same_call(one, 'get_user {"n": 1, "user_id": "U1"}'), "in any order and any template"
+    for other in (one.replace("U1", "U2"), one.replace("get_user", "get_users"), one[:30], "I cannot.", ""):
+        assert not same_call(other, one)
+    assert not same_call("I cannot.", "I cannot."), "no call is right"
+
+
+def test_where_the_full_prefill_is_wrong_nothing_else_is_served(tasks: list[Job], text: ModelText) -> None:
+    class Greedy(StandIn):
+        def __init__(self, answers: list[str], sure: float = 0.0) -> None:
+            super().__init__(vocab=49_152)
+            self.answers, self.sure, self.computed, self.batches = answers, sure, 0, []
+
+        def answer(self, asked: Asked) -> Recorded:
+            prefix = len(asked.prompt) - 1 if asked.arm == EXACT else 0
+            hits = 0 if asked.arm.is_control else 100
+            found = recorded(prefix=prefix, hits=hits, positions=len(asked.gold) + 1, vocab=self.vocab)
+            found.logits[range(len(asked.gold)), asked.gold] = self.sure
+            return found
+
+        def compute(self, *_: object, **__: object) -> None:
+            self.computed += 1
+
+        def greedy(self, _prompt: object, arms: list[Arm], *_: object) -> list[list[int]]:
+            self.batches.append(len(arms))
+            return [text.ids(self.answers[0 if arm.is_control or arm.rotate else 1]) for arm in arms]
+
+    job = next(job for job in tasks if job.case.source == "calls")
+    right = 'tool_1 {"a": 1}'
+    server = Greedy([right, 'tool_2 {"a": 1}'])
+    probes = measure(job, server, text, dtype="float32", page_size=1)
+    assert {probe.arm: probe.right for probe in probes} == {
+        **dict.fromkeys([a.name for a in job.arms], True),
+        "naive": False,
+    }
+    assert (server.computed, server.batches) == (1, [1, len(job.arms)])
+    assert job.is_done(probes)
+    server = Greedy(["I do not know.", right])
+    probes = measure(job, server, text, dtype="float32", page_size=1)
+    assert [(probe.arm, probe.right) for probe in probes] == [("full", False)]
+    assert (server.computed, server.batches) == (0, [1])
+    assert job.is_done(probes), "it is not served again"
+    server = Greedy([right, right], sure=1.0)
+    measure(job, server, text, dtype="float32", page_size=1)
+    assert server.batches == [len(job.arms)], "an answer that is known to be right is generated once"
 
 
 def test_a_question_set_is_read_one_question_of_each_item_first(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pic_bench.fidelity.measure import Reference, compare
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import Cell, Thresholds
 from pic_bench.fidelity.tables import cell_table
-from pic_bench.report.stats import Statistic, bootstrap
+from pic_bench.report.stats import Statistic, bootstrap, mcnemar
 from pic_bench.tune.bounds import MAX_SESSIONS, bounds, is_below, log_capital, num_needed
 
 
@@ -46,6 +46,36 @@ def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert (row["forced top-1"][:6], row["sure tokens flipped"]) == ("50.0 %", "12.5 % of 8")
     assert cell_of([probe(), probe(prompt="p1", sure_tokens=5, sure_flips=0)]).sure is None
+
+
+def test_tasks_count_where_the_full_prefill_is_right() -> None:
+    """Of 12 prompts it gets 10; an arm loses 4 of these in a row, the unrotated one 8, with KLs of .3 and .6."""
+    at = {"experiment": Experiment.TASKS, "source": "json", "num_blocks": None, "greedy_tokens": 40}
+    lost = {"full": 0, "careful": 4, "naive": 8}
+    probes = [
+        probe(arm=arm, prompt=f"p{n}", donors=donors, right=n >= wrong, kl=wrong * 0.075, **at)
+        for arm, wrong in lost.items()
+        for donors in [Donors.NONE if arm == "full" else Donors.CONTEXT]
+        for n in range(10)
+    ]
+    probes += [probe(arm="full", prompt=f"p{n}", right=False, **at) for n in (10, 11)]
+    cells = {cell.arm: cell for cell in make_cells(make_panels(probes, Thresholds())[0], Thresholds())}
+    assert {arm: (cell.n, cell.asked) for arm, cell in cells.items()} == dict.fromkeys(lost, (10, 12))
+    assert {arm: cell.right.value for arm, cell in cells.items()} == {"full": 1, "careful": 0.6, "naive": 0.2}
+    assert cells["careful"].right_change.value == pytest.approx(-0.4)
+    assert cells["careful"].mcnemar == mcnemar(4, 0) == pytest.approx(2 / 2**4)
+    recovered = cells["careful"].right_recovered, cells["careful"].kl_recovered, cells["naive"].kl_recovered
+    assert recovered == (pytest.approx(0.5), pytest.approx(0.5), None)
+    table = cell_table([cells["careful"]])
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert (row["asked"], row["McNemar's p"], row["gap recovered, right"]) == ("12", ".12", ".50")
+    assert not make_panels([one for one in probes if not one.right], Thresholds())[0], "nothing to compare"
+
+
+def test_mcnemar_is_the_sign_test_of_the_pairs_that_differ() -> None:
+    assert mcnemar(0, 0) == 1
+    assert mcnemar(1, 1) == 1
+    assert mcnemar(9, 1) == mcnemar(1, 9) == pytest.approx(2 * (1 + 10) / 2**10)
 
 
 DRAWS = np.array(list(itertools.product(range(5), repeat=5)))

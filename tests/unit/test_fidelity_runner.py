@@ -20,7 +20,7 @@ from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import claim_run, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.passes import Call, Passes, PassRun, Vault
-from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
+from pic_bench.fidelity.plan import Plan, chosen_questions, in_turn, make_plan, named_policies
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.fidelity.target import Recorded
@@ -39,7 +39,7 @@ def test_edits_have_the_policies_that_are_named_and_sources_equally_many_questio
     assert named_policies(parse()) == []
     (named,) = named_policies(parse("--experiment edits --policy one=edit:notes,max_generation:1"))
     assert named.overrides == {"edit": "notes", "max_generation": 1}
-    sources = [question.source for question in chosen_questions(parse("--questions 3"))]
+    sources = [question.source for question in in_turn(chosen_questions(parse(), 3))]
     assert len(set(sources)) == len(GENERATED) > 1
     assert sources == 3 * sources[: len(GENERATED)]
 

@@ -73,7 +73,8 @@ def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size:
         probes[arm.label] = _add_edit(probe, case.edited, recorded) if case.edited else probe
         if arm == STALE and probes[FULL.label].uses_no_field(probes[STALE.label]):
             break
-        if arm == FULL and case.judge is not None:
+        # Where the likeliest tokens are the gold ones, so is the answer.
+        if arm == FULL and case.judge is not None and recorded.logits[:-1].argmax(axis=-1).tolist() != case.gold:
             _add_answers(job, [arm], target, text, probes)
             if not probes[arm.label].right:
                 return list(probes.values())
