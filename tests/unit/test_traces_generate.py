@@ -28,6 +28,7 @@ SMALL = {
     "skills": "library=5&skill=100&calls=5&sessions=3",
     "tool_aging": "after=3&result=80&calls=9&sessions=2",
     "subagents": "code=80&sessions=2",
+    "repoagent": "instruction=30&form=30&code=40&calls=9&sessions=2",
     "random": "prompt=100&sessions=3&calls=2",
 }
 """Every workload, as small as its shape allows."""
@@ -92,6 +93,8 @@ TEXTS = {
     "tool_aging?after=4&batch=1&result=200&calls=16&sessions=1": "15e7c589635848e9",
     "tool_aging?after=4&batch=3&result=200&calls=16&sessions=1": "4cf3021e3892b02c",
     "subagents?subagents=3&steps=3&pasted=2&code=200&findings=90&calls=10&sessions=1": "4df117522ee40e1c",
+    "repoagent?calls=12&sessions=2": "fbf84199967c7186",
+    "repoagent?related=0&instruction=60&form=40&code=80&answer=30&calls=6&sessions=1": "fa8eb2150377d247",
     "random": "c2bfb0e3ea0fe811",
 }
 """Every choice of every workload, and a digest of its calls."""
@@ -110,6 +113,24 @@ def test_the_seed_and_a_tokenizer_decide(spec: str, tokenizer_folder: Path) -> N
     first, again = ([digest(list(load(spec + option))) for option in options] for _ in range(2))
     assert first == again
     assert len({*first, digest(list(load(spec)))}) == 4
+
+
+def test_code_of_a_repository_stands_in_the_prompts_of_callers_and_callees() -> None:
+    prompts = system_parts("gen:repoagent?sessions=1")
+    assert len({(parts[0], parts[-1]) for parts in prompts}) == 1, "the instruction and the form never change"
+    assert len({parts[1].replace(" *", "") for parts in prompts}) == 1, "nor does the tree, but for its mark"
+    assert all(parts[1].count(" *") == 1 for parts in prompts)
+    own, shown = [parts[2].partition("Code:\n")[2] for parts in prompts], [parts[3:-1] for parts in prompts]
+    names = [code.removeprefix("def ").partition("(")[0] for code in own]
+    assert all(f"  {name} *" in parts[1] for name, parts in zip(names, prompts, strict=True))
+    number = dict(zip(names, range(len(names)), strict=True))
+    relations = 0
+    for caller, code in enumerate(own):
+        for called in {number[name] for name in names[:caller] if f" = {name}(" in code}:
+            assert any(part.startswith("It calls") and part.endswith(own[called]) for part in shown[caller])
+            relations += any(part.startswith("It is called by") and part.endswith(code) for part in shown[called])
+    assert relations > len(own) / 2
+    assert not any(part for parts in system_parts("gen:repoagent?related=0&sessions=1") for part in parts[3:-1])
 
 
 def system_parts(spec: str) -> list[tuple[str, ...]]:

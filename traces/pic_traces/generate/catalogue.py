@@ -11,6 +11,7 @@ from pic_traces.generate.compact import Compact
 from pic_traces.generate.options import Options, parse_options
 from pic_traces.generate.random_text import RandomText
 from pic_traces.generate.reorder import Reorder
+from pic_traces.generate.repoagent import RepoAgent
 from pic_traces.generate.rerank import Rerank
 from pic_traces.generate.skills import Skills
 from pic_traces.generate.studio import Studio
@@ -38,6 +39,7 @@ WORKLOADS = {
     "skills": Workload("skills of a library pasted into conversations at varying places", Skills),
     "tool_aging": Workload("old tool results are replaced by a stub, call after call", ToolAging),
     "subagents": Workload("code and findings pasted into the prompts of subagents, and back", Subagents),
+    "repoagent": Workload("code of a repository in the prompts of its functions, callers and callees", RepoAgent),
     "random": Workload("nothing to reuse: what the feature costs", RandomText),
 }
 """Every generator by the name in `gen:NAME`; Irminsul's five, those of other agents, and the control."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pic_traces.generate.source_code import make_code, make_path
+from pic_traces.generate.source_code import make_code, make_function, make_name, make_path
 from pic_traces.generate.tool_schemas import make_tool, tool_call, tool_result
 from pic_traces.session import CallSpec, JsonValue, Message, Session, spans_of
 from pic_traces.vocabulary import WORDS, CountTokens, load_token_counter, make_text
@@ -28,6 +28,14 @@ class Writer:
     def code(self, num_tokens: int) -> str:
         """Program text of `num_tokens` tokens, within a line."""
         return make_code(self.rng, num_tokens, self.count_tokens)
+
+    def name(self) -> str:
+        """A name as functions have."""
+        return make_name(self.rng)
+
+    def function(self, name: str, called: Sequence[str], num_tokens: int) -> str:
+        """A function that calls the others named, `num_tokens` tokens long within a block of its lines."""
+        return make_function(self.rng, name, called, num_tokens, self.count_tokens)
 
     def path(self) -> str:
         """The path of a source file."""
