@@ -1,19 +1,24 @@
 """Certificates: files that say how much answers of one model lose under one set of settings, and how it was measured.
 
-`sglang-pic tune` writes them. A server that is given one says at start whether it is what was measured; it serves as
-it is configured in either case.
+`sglang-pic tune` writes them. A server that is given one says at start whether it is of this server's model, rows and
+settings. It serves as it is configured in either case, but with the preset `"certified"`: then the first certificate
+that fits, the given one or one of this package, names the preset.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from sglang_pic import __version__
-from sglang_pic.core import ReusePolicy
+from sglang_pic.core import PRESETS, ReusePolicy
 from sglang_pic.errors import ConfigError
+
+SHIPPED: Final = Path(__file__).with_name("certificates")
+"""The certificates of this package, one for each model and kind of rows, as `tune` wrote them."""
 
 Settings = dict[str, int | str]
 """A whole reuse policy. Not the struct, so that a certificate of a version with other settings can be compared."""
@@ -75,21 +80,34 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Why this certificate says nothing of a server, in plain words; empty where it fits."""
         there = self.served
         known = None not in (here.weights, there.weights)
-        facts = {
-            "model": ("", "") if known else (here.model, there.model),
-            "weights": (here.weights, there.weights) if known else ("", ""),
-            "SGLang": (here.sglang, there.sglang),
-            "sglang_pic": (here.plugin, there.plugin),
-            "dtype": (here.dtype, there.dtype),
-            "dtype of the KV cache": (here.kv_dtype, there.kv_dtype),
-            "attention backend": (here.attention, there.attention),
-            "page size": (here.page_size, there.page_size),
-        }
         names = dict.fromkeys((*here.settings, *there.settings))
-        facts |= {name: (here.settings.get(name), there.settings.get(name)) for name in names}
-        return [
-            f"{what} {_shown(one)} here, {_shown(other)} there" for what, (one, other) in facts.items() if one != other
-        ]
+        return _unequal(
+            {
+                "model": ("", "") if known else (here.model, there.model),
+                "weights": (here.weights, there.weights) if known else ("", ""),
+                "dtype": (here.dtype, there.dtype),
+                "dtype of the KV cache": (here.kv_dtype, there.kv_dtype),
+                **{name: (here.settings.get(name), there.settings.get(name)) for name in names},
+            }
+        )
+
+    def measured_with(self, here: Served) -> list[str]:
+        """What it was measured with that a server has not, and that leaves it its meaning; in plain words."""
+        there = self.served
+        return _unequal(
+            {
+                "SGLang": (here.sglang, there.sglang),
+                "sglang_pic": (here.plugin, there.plugin),
+                "attention backend": (here.attention, there.attention),
+                "page size": (here.page_size, there.page_size),
+            }
+        )
+
+    @property
+    def preset(self) -> str | None:
+        """The preset of this version that has its settings; None where none has."""
+        presets = {name: policy_settings(ReusePolicy(**settings)) for name, settings in PRESETS.items()}
+        return next((name for name, settings in presets.items() if settings == self.served.settings), None)
 
     @property
     def summary(self) -> str:
@@ -138,13 +156,56 @@ def check_certificate(path: str, here: Served) -> Checked:
         return _misfit(str(error), here)
     if differs := certificate.differs_from(here):
         return _misfit("; ".join(differs), here)
-    unread = "" if here.weights else "; start-up compares the weights"
-    return Checked(fits=True, said=f"certificate fits: {certificate.summary}{unread}", here=here)
+    more = [] if here.weights else ["start-up compares the weights"]
+    if others := certificate.measured_with(here):
+        more.append(f"measured with another setup: {', '.join(others)}")
+    return Checked(fits=True, said="; ".join((f"certificate fits: {certificate.summary}", *more)), here=here)
+
+
+class Choice(NamedTuple):
+    """What `"certified"` stands for on a server."""
+
+    preset: str
+    path: str | None
+    """Of the certificate that names the preset; None where none fits."""
+    passed: Sequence[str]
+    """Why certificates of this model, and the given one, do not fit."""
+
+
+def choose_preset(given: str | None, here: Served) -> Choice:
+    """The preset of the first certificate that fits a server's model and rows, else the careful one.
+
+    Args:
+        given: the path of the operator's certificate, which comes before those of this package.
+        here: what the server serves; its settings do not matter.
+    """
+    passed = []
+    for path in (*([] if given is None else [given]), *map(str, sorted(SHIPPED.glob("*.json")))):
+        try:
+            certificate = read_certificate(path)
+        except ConfigError as error:
+            passed.append(str(error))
+            continue
+        there = certificate.served
+        differs = certificate.differs_from(msgspec.structs.replace(here, settings=there.settings))
+        if certificate.preset is None:
+            differs.append(f"its settings ({certificate.name}) are no preset of sglang_pic {here.plugin}")
+        if not differs:
+            assert certificate.preset is not None, "else it differs"
+            return Choice(certificate.preset, path, passed)
+        if path == given or here.model == there.model or here.weights == there.weights:
+            passed.append(f"{Path(path).name}: {', '.join(differs)}")
+    return Choice("careful", None, passed)
 
 
 def _misfit(why: str, here: Served) -> Checked:
     said = f"certificate does not fit: {why}; settings are served as configured, uncertified"
     return Checked(fits=False, said=said, here=here)
+
+
+def _unequal(facts: dict[str, tuple[object, object]]) -> list[str]:
+    """The facts that are not the same here and there."""
+    return [f"{what} {_shown(one)} here, {_shown(other)} there" for what, (one, other) in facts.items() if one != other]
 
 
 def _shown(value: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -17,6 +17,10 @@ from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
+CERTIFIED: Final = "certified"
+"""The preset of the configuration that stands for the one of a certificate."""
+DEFAULT_PRESET: Final[str] = "careful"
+"""The preset of a configuration that names none; `CERTIFIED` may be it, too."""
 
 
 class ContentEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +97,7 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back."""
     certificate: str | None = None
     """Path of a certificate of `sglang-pic tune`; in a file, from the file's folder on. Start-up says whether it fits
-    this server, and changes nothing."""
+    this server, and changes nothing unless `core.preset` is `"certified"`."""
 
     content_events: ContentEvents | None = None
     """Tells routers what this server can splice, as salted names: `{"salt_file": "FILE"}`, a secret of 16 to 64 bytes
@@ -114,8 +118,16 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
 
 
-def read_config(text: str) -> PicConfig:
+class UncertifiedConfig(PicConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A configuration with the preset `"certified"`, read with the careful one: start-up decides on another."""
+
+
+def read_config(text: str, *, certified: str | None = None) -> PicConfig:
     """Read a configuration from a JSON text, or from the file it names.
+
+    Args:
+        certified: the preset that `"certified"` stands for; without one, such a configuration is an
+            `UncertifiedConfig`.
 
     Raises:
         ConfigError: the text is neither JSON nor a readable file, or a value is not allowed.
@@ -133,10 +145,12 @@ def read_config(text: str) -> PicConfig:
         except ValueError as error:
             raise ConfigError(f"{CONFIG_VARIABLE}={source!r}: not a text in UTF-8 ({error}); write it anew.") from error
     try:
-        given = msgspec.json.decode(text)
-        if isinstance(given, dict) and isinstance(core := given.get("core"), dict):
+        given, kind = msgspec.json.decode(text), PicConfig
+        if isinstance(given, dict) and isinstance(core := given.setdefault("core", {}), dict):
+            if core.setdefault("preset", DEFAULT_PRESET) == CERTIFIED:
+                core["preset"], kind = certified or "careful", PicConfig if certified else UncertifiedConfig
             given["core"] = with_preset(core)
-        config = msgspec.convert(given, PicConfig)
+        config = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {error} (in {source}).") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -150,7 +164,10 @@ def read_config(text: str) -> PicConfig:
     return config
 
 
-def load_config() -> PicConfig:
-    """The configuration of this process: `SGLANG_PIC_CONFIG`, or the defaults where it is not set."""
-    text = os.environ.get(CONFIG_VARIABLE, "").strip()
-    return read_config(text) if text else PicConfig()
+def load_config(*, certified: str | None = None) -> PicConfig:
+    """The configuration of this process: `SGLANG_PIC_CONFIG`, or the defaults where it is not set.
+
+    Args:
+        certified: as `read_config` takes it.
+    """
+    return read_config(os.environ.get(CONFIG_VARIABLE, "").strip() or "{}", certified=certified)

@@ -119,6 +119,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     shown: dict[str, Callable[[], msgspec.Struct]] = {} if audit is None else {"audit": audit.report}
     path, drafts = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, drafts)
+    # NOTE: all that reads the reuse policy comes after.
+    config, certificate = certified.certify(ctx, config, model.splicer, labels)
+    shown |= {} if certificate is None else {"certificate": lambda: certificate}
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     _attach_tiers(ctx, cache, path, config, model, labels)
     _move_images(ctx, cache)
@@ -140,9 +143,6 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     startup_metrics.export(tested, labels)
     log_result(tested, config)
     shown["self_test"] = lambda: tested
-    if config.certificate is not None:
-        checked = certified.check(config.certificate, ctx, config, model.splicer, labels)
-        shown["certificate"] = lambda: checked
     # From here on: what fails while the server starts has to stop it.
     path.recover = cache.recover
     if audit is not None:
@@ -204,7 +204,8 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, drafts: 
     texts = None if tokenizer is None else texts_of(tokenizer, delimiters)
     check_alike(
         {
-            "configurations": msgspec.json.encode(config),
+            # With its type, which says whether a certificate names the preset.
+            "configurations": repr(config).encode(),
             "delimiters": msgspec.json.encode(sorted(delimiters)),
             "texts of tokens": msgspec.json.encode(texts),
         },

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 
 import msgspec
 import pytest
 
-from sglang_pic.config import PicConfig, read_config
-from sglang_pic.core import CoreConfig, PlanOptions
+from sglang_pic import config
+from sglang_pic.census import inputs
+from sglang_pic.config import PicConfig, UncertifiedConfig, load_config, read_config
+from sglang_pic.core import PRESETS, CoreConfig, PlanOptions
 from sglang_pic.core.settings import Setting, settings_of
 from sglang_pic.errors import ConfigError
 
@@ -68,6 +71,31 @@ def test_every_setting_is_declared_with_its_bounds_and_a_sentence(kind: type[Cor
 def test_settings_that_mean_nothing_or_contradict_each_other_are_named(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
         read_config(text)
+
+
+def test_a_certified_preset_is_settled_when_the_configuration_is_read_again() -> None:
+    text = '{"core": {"preset": "certified", "seam_tokens": 8}}'
+    asked = read_config(text)
+    assert isinstance(asked, UncertifiedConfig)
+    assert asked.core == CoreConfig(seam_tokens=8)
+    settled = read_config(text, certified="most")
+    assert not isinstance(settled, UncertifiedConfig)
+    assert settled.core == CoreConfig(**{**PRESETS["most"], "seam_tokens": 8})
+    assert read_config('{"core": {"preset": "balanced"}}', certified="most").core.preset == "balanced"
+
+
+@pytest.mark.parametrize("default", ["balanced", "certified"])
+def test_the_default_preset_is_one_line(default: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "DEFAULT_PRESET", default)
+    for text in ("", "{}", '{"core": {"sink_tokens": 32}}'):
+        monkeypatch.setenv("SGLANG_PIC_CONFIG", text)
+        found = load_config()
+        assert isinstance(found, UncertifiedConfig) == (default == "certified")
+        assert found.core == CoreConfig(**({} if default == "certified" else PRESETS[default]))
+    assert read_config('{"core": {"preset": "careful"}}') == PicConfig()
+    monkeypatch.setattr(inputs, "DEFAULT_PRESET", default)
+    inputs.add_policy_arguments(parser := argparse.ArgumentParser())
+    assert inputs.policy_of(parser.parse_args(["--sink", "32"])) == found.core, "the census counts what it saves"
 
 
 def test_a_preset_holds_where_nothing_is_given() -> None:

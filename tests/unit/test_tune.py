@@ -149,6 +149,10 @@ def test_a_certificate_fits_the_configuration_beside_it(tune: Tune, tmp_path: Pa
     here = msgspec.structs.replace(SERVED, settings=policy_settings(config.core))
     assert check_certificate(config.certificate, here).fits
     assert not check_certificate(config.certificate, SERVED).fits
+    assert certificate.preset is None
+    preset = read_certificate(tmp_path / "run" / "certificate-preset.json")
+    assert (preset.name, preset.preset, preset.budget) == ("careful", "careful", certificate.budget)
+    assert preset.loss != certificate.loss
     records = read_lines(tmp_path / "run" / "losses.jsonl", Probe)
     arms = ("full", "exact", "careful", "tail-32")
     first, *others = ({probe.prompt for probe in records if probe.arm == arm} for arm in arms)

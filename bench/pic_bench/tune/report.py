@@ -17,7 +17,19 @@ from pic_bench.report.numbers import JINJA, table_of
 from pic_bench.report.page import Plate, write_pages
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import ALPHA
-from pic_bench.tune.config import CAP, CERTIFICATE, FLIPPED, NAIVE, PIC_CONFIG, RECORDS, SAMPLE, SERVED, Config, Sample
+from pic_bench.tune.config import (
+    CAP,
+    CERTIFICATE,
+    FLIPPED,
+    NAIVE,
+    PIC_CONFIG,
+    PRESET_CERTIFICATE,
+    RECORDS,
+    SAMPLE,
+    SERVED,
+    Config,
+    Sample,
+)
 from pic_bench.tune.ladder import rungs, settings
 from pic_bench.tune.verdict import EXACT, Judge, Rung, Verdict
 from sglang_pic.certificate import Bounded, Certificate, Served, policy_settings
@@ -47,16 +59,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def write_report(folder: Path) -> Summary:
-    """Write what the records say; a certificate and its configuration only where something is certified.
+    """Write what the records say; certificates and a configuration only where something is certified.
 
     Raises:
         BenchError: a file of the folder is missing or cannot be read.
     """
     summary = summarize(folder)
-    for name in (CERTIFICATE, PIC_CONFIG):
+    for name in (CERTIFICATE, PRESET_CERTIFICATE, PIC_CONFIG):
         (folder / name).unlink(missing_ok=True)
     if summary.certified is not None:
-        _write_certificate(folder, summary)
+        _write_certificates(folder, summary)
     title, drawing = f"Settings for {Path(summary.config.model).name}", _picture(summary)
     controls = [rung for rung in (summary.naive, summary.flipped) if rung]
     rows = [*summary.rungs, summary.exact, *controls]
@@ -128,12 +140,25 @@ def _shown_changed(config: Config, rung: Rung) -> Estimate | None:
     return rung.changed_loss if rung.changed_loss and rung.changed_loss.high < config.budget else None
 
 
-def _write_certificate(folder: Path, summary: Summary) -> None:
-    (rung,) = (one for one in summary.rungs if one.name == summary.certified)
+def _write_certificates(folder: Path, summary: Summary) -> None:
+    """That of the boldest certified settings with their configuration, and that of the boldest preset among them."""
+    names = [rung.name for rung in summary.rungs]
+    within = summary.rungs[: names.index(str(summary.certified)) + 1]
+    found = [_certificate(folder, summary, rung) for rung in within if rung.verdict is Verdict.CERTIFIED]
+    write_json(folder / CERTIFICATE, boldest := found[-1])
+    defaults = policy_settings(ReusePolicy())
+    core = {name: value for name, value in boldest.served.settings.items() if value != defaults[name]}
+    write_json(folder / PIC_CONFIG, {"core": core, "certificate": CERTIFICATE})
+    presets = [one for one in found if one.preset is not None]
+    if presets and boldest.preset is None:
+        write_json(folder / PRESET_CERTIFICATE, presets[-1])
+
+
+def _certificate(folder: Path, summary: Summary, rung: Rung) -> Certificate:
     policy = settings({each.name: each for each in rungs()}[rung.name])
     assert rung.loss is not None, "it was measured"
     assert rung.agreement_loss is not None, "exact hits come first"
-    certificate = Certificate(
+    return Certificate(
         name=rung.name,
         served=replace(read_json(folder / SERVED, Served, "what a server serves"), settings=policy_settings(policy)),
         confidence=1 - ALPHA,
@@ -147,10 +172,6 @@ def _write_certificate(folder: Path, summary: Summary) -> None:
         traffic=summary.sample.traffic,
         date=now()[:10],
     )
-    write_json(folder / CERTIFICATE, certificate)
-    defaults = policy_settings(ReusePolicy())
-    core = {name: value for name, value in certificate.served.settings.items() if value != defaults[name]}
-    write_json(folder / PIC_CONFIG, {"core": core, "certificate": CERTIFICATE})
 
 
 def _bounded(estimate: Estimate) -> Bounded:

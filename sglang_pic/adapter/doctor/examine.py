@@ -19,6 +19,7 @@ from sglang_pic.adapter.contract import (
 )
 from sglang_pic.adapter.doctor.findings import Finding, Findings
 from sglang_pic.adapter.doctor.server import Resolved, resolve
+from sglang_pic.adapter.startup.certified import settle
 from sglang_pic.adapter.startup.tokenizer import read_tokenizer
 from sglang_pic.adapter.support import (
     SUPPORT,
@@ -31,7 +32,7 @@ from sglang_pic.adapter.support import (
     present,
     refusals,
 )
-from sglang_pic.certificate import Served, check_certificate, policy_settings
+from sglang_pic.certificate import Served, policy_settings
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
 from sglang_pic.runtime.rope import refuse_length
@@ -113,9 +114,7 @@ def refusals_of(resolved: Resolved, config: PicConfig) -> Iterator[str]:
 
 
 def _certificate(resolved: Resolved, config: PicConfig) -> str | None:
-    """Whether the configuration's certificate fits a server whose weights are not read."""
-    if config.certificate is None:
-        return None
+    """What start-up would say of certificates, as far as it can be told without reading weights."""
     here = Served(
         model=Path(resolved.context.server_args.model_path).name,
         weights=None,
@@ -126,7 +125,8 @@ def _certificate(resolved: Resolved, config: PicConfig) -> str | None:
         page_size=resolved.view.page_size,
         settings=policy_settings(config.core),
     )
-    return check_certificate(config.certificate, here).said
+    _, checked = settle(config, here, disaggregation_mode(resolved.context))
+    return None if checked is None else checked.said
 
 
 def _word(dtype: object) -> str:

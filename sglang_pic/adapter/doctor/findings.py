@@ -29,7 +29,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     computed: list[str]
     """Requests that such a server would compute instead of splicing."""
     certificate: str | None = None
-    """Whether the configuration's certificate fits, as far as flags tell; None where it names none."""
+    """Whether a certificate fits, as far as flags tell; None where the configuration asks for none."""
     refused: list[str]
     """Why the server would not start, each with what to change; empty where it would."""
 

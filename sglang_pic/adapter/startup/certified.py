@@ -1,4 +1,4 @@
-"""Compares the server's certificate with the server, before its first request. Nothing depends on the outcome."""
+"""Compares certificates with the server before its first request, and settles what preset `"certified"` stands for."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from sglang_pic.adapter.contract import installed_version
+from sglang_pic.adapter.probe.ranks import check_alike
 from sglang_pic.adapter.seams import BuildContext
 from sglang_pic.adapter.startup import metrics
 from sglang_pic.adapter.startup.fingerprint import read_weights
-from sglang_pic.certificate import Checked, Served, check_certificate, policy_settings
-from sglang_pic.config import PicConfig
+from sglang_pic.adapter.support import disaggregation_mode
+from sglang_pic.certificate import Checked, Served, check_certificate, choose_preset, policy_settings
+from sglang_pic.config import PicConfig, UncertifiedConfig, load_config
 from sglang_pic.runtime.splice import Splicer
 
 logger = logging.getLogger(__name__)
 
+_ON_SPLIT_SERVERS = "prefill and decode servers must have one preset, and may find different certificates: name it"
 
-def check(
-    path: str, ctx: BuildContext, config: PicConfig, splicer: Splicer, labels: Mapping[str, str] | None
-) -> Checked:
-    """Say in the log, on one rank, and in a metric whether a certificate fits; all ranks must call this together.
+
+def certify(
+    ctx: BuildContext, config: PicConfig, splicer: Splicer, labels: Mapping[str, str] | None
+) -> tuple[PicConfig, Checked | None]:
+    """Settle the preset, and say in the log, on one rank, and in a metric whether a certificate fits.
+
+    All ranks must call this together, with equal configurations.
 
     Args:
-        path: of the certificate.
         labels: as `Series` takes them.
+
+    Returns:
+        The configuration to serve, and what `/server_info` shows; None where no certificate was asked for.
+
+    Raises:
+        UnsupportedError: ranks found different certificates.
     """
+    if config.certificate is None and not isinstance(config, UncertifiedConfig):
+        return config, None
     runner = ctx.tp_worker.model_runner
     here = Served(
         model=Path(ctx.server_args.model_path).name,
@@ -37,8 +52,34 @@ def check(
         page_size=ctx.params.page_size,
         settings=policy_settings(config.core),
     )
-    checked = check_certificate(path, here)
-    if ctx.tp_rank == 0:
-        logger.log(logging.INFO if checked.fits else logging.WARNING, "sglang_pic: %s", checked.said)
-    metrics.export_certificate(checked.fits, labels)
-    return checked
+    config, checked = settle(config, here, disaggregation_mode(ctx))
+    check_alike({"certificates": f"{config.core.preset} {checked}".encode()}, ctx.tp_group)
+    if checked is not None:
+        if ctx.tp_rank == 0:
+            logger.log(logging.INFO if checked.fits else logging.WARNING, "sglang_pic: %s", checked.said)
+        metrics.export_certificate(checked.fits, labels)
+    return config, checked
+
+
+def settle(config: PicConfig, here: Served, disaggregation: str) -> tuple[PicConfig, Checked | None]:
+    """The configuration with the preset that `"certified"` stands for, and what is to be said of the certificate.
+
+    Args:
+        here: the server, with the settings of `config`.
+        disaggregation: SGLang's `--disaggregation-mode`.
+    """
+    if not isinstance(config, UncertifiedConfig):
+        return config, None if config.certificate is None else check_certificate(config.certificate, here)
+    if disaggregation != "null":
+        return config, _careful(_ON_SPLIT_SERVERS, here)
+    preset, path, passed = choose_preset(config.certificate, here)
+    config = load_config(certified=preset)
+    if path is None:
+        why = "; ".join(passed) or f"there is none of {'this model' if here.weights else f'a model {here.model!r}'}"
+        return config, _careful(f"no certificate fits ({why}): make one with sglang-pic tune, and name it", here)
+    checked = check_certificate(path, replace(here, settings=policy_settings(config.core)))
+    return config, replace(checked, said=f"preset certified is {preset}, by {Path(path).name}: {checked.said}")
+
+
+def _careful(why: str, here: Served) -> Checked:
+    return Checked(fits=False, said=f"preset certified is careful: {why}", here=here)

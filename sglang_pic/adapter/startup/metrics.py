@@ -24,8 +24,8 @@ _KEY_ERROR: Final = Metric(
 _FITS: Final = Metric(
     "sglang:pic_certificate_fits",
     MetricKind.GAUGE,
-    "1 where the certificate that the server was given is of this model, version and these settings, else 0; absent "
-    "without one.",
+    "1 where a certificate is of this model, its rows and these settings, else 0; absent where the configuration asks "
+    "for no certificate.",
 )
 METRICS: Final = (_PASSED, _KL, _KEY_ERROR, _FITS)
 
