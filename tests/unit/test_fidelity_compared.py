@@ -59,7 +59,9 @@ def test_tasks_count_where_the_full_prefill_is_right() -> None:
         for n in range(10)
     ]
     probes += [probe(arm="full", prompt=f"p{n}", right=False, **at) for n in (10, 11)]
-    cells = {cell.arm: cell for cell in make_cells(make_panels(probes, Thresholds())[0], Thresholds())}
+    together, kind = make_panels(probes, Thresholds())[0]
+    assert (together.source, kind.source, together.arms) == ("all tasks", "json", kind.arms)
+    cells = {cell.arm: cell for cell in make_cells([kind], Thresholds())}
     assert {arm: (cell.n, cell.asked) for arm, cell in cells.items()} == dict.fromkeys(lost, (10, 12))
     assert {arm: cell.right.value for arm, cell in cells.items()} == {"full": 1, "careful": 0.6, "naive": 0.2}
     assert cells["careful"].right_change.value == pytest.approx(-0.4)

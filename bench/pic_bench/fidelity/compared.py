@@ -37,6 +37,7 @@ _RECOVERED = {"kl": -1, "forced_kl": -1, "score": 1, "right": 1}
 """Figures of which the share that is recovered is shown; 1 where more is better."""
 _SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
 GATED = "all"
+ALL_TASKS = "all tasks"
 UNAFFECTED = "answer does not depend on it"
 _CLASSES = {2: "1 to 2", 8: "3 to 8", 32: "9 to 32"}
 _GROUPS: dict[str, Callable[[Edit], object]] = {
@@ -110,17 +111,18 @@ def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[P
     """Group records; of several of one prompt and arm the last counts, and the number of the others is returned.
 
     A trace with a default policy is looked at twice: all its calls, and those that reuse much under it; once where no
-    other calls were measured. Prompts of EDITS are looked at by groups.
+    other calls were measured. Prompts of EDITS are looked at by groups, those of TASKS also all together.
     """
     panels: dict[tuple[Experiment, str, str, int | None], Panel] = {}
     repeated = 0
     for probe in probes:
         num_blocks = probe.num_blocks if probe.experiment is Experiment.GRID else None
-        key = (probe.experiment, probe.dtype, probe.source, num_blocks)
-        arm = panels.setdefault(key, Panel(*key)).arms[probe.donors, probe.arm]
         unit = (probe.num_blocks, probe.prompt)
-        repeated += unit in arm
-        arm[unit] = probe
+        for source in [probe.source, *([ALL_TASKS] if probe.experiment is Experiment.TASKS else [])]:
+            key = (probe.experiment, probe.dtype, source, num_blocks)
+            arm = panels.setdefault(key, Panel(*key)).arms[probe.donors, probe.arm]
+            repeated += unit in arm and source == probe.source
+            arm[unit] = probe
     # As experiments are declared, float32 before bfloat16, then by data and blocks.
     order = list(Experiment)
     ordered = sorted(panels, key=lambda key: (order.index(key[0]), key[1] != "float32", *key[1:3], key[3] or 0))
