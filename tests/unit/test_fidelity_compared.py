@@ -16,7 +16,7 @@ from fidelity_records import probe, recorded
 from pic_bench.fidelity import metrics
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Case
-from pic_bench.fidelity.compared import check_naive, make_cells, make_panels
+from pic_bench.fidelity.compared import check_naive, gap_recovered, make_cells, make_panels
 from pic_bench.fidelity.measure import Reference, compare
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import Cell, Thresholds
@@ -72,6 +72,15 @@ def test_tasks_count_where_the_full_prefill_is_right() -> None:
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert (row["asked"], row["McNemar's p"], row["gap recovered, right"]) == ("12", ".12", ".50")
     assert not make_panels([one for one in probes if not one.right], Thresholds())[0], "nothing to compare"
+
+
+def test_of_a_gap_of_a_few_points_no_share_is_shown() -> None:
+    arm, floor, narrow, full = ({(1, "p"): probe(score=score, kl=1 - score)} for score in (0.98, 0.9, 0.96, 1.0))
+    assert gap_recovered(arm, floor, full, "score") == pytest.approx(0.8)
+    assert gap_recovered(arm, narrow, full, "score") is None
+    assert gap_recovered(arm, narrow, full, "kl") == pytest.approx(0.5)
+    assert gap_recovered(arm, full, floor, "kl") is None, "a floor that loses nothing"
+    assert gap_recovered(arm, {}, full, "kl") is gap_recovered(arm, floor, full, "forced_kl") is None
 
 
 def test_mcnemar_is_the_sign_test_of_the_pairs_that_differ() -> None:

@@ -33,8 +33,8 @@ _MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "forced_agreement
 _MEANS |= {name: name for name in ("score", "exact_match", "right", "key_error")}
 _MEANS["top1"] = "top1_agrees"
 """Fields of records whose means are figures of a cell, by the figure's name."""
-_RECOVERED = {"kl": -1, "forced_kl": -1, "score": 1, "right": 1}
-"""Figures of which the share that is recovered is shown; 1 where more is better."""
+_RECOVERED = {"kl": 0.0, "forced_kl": 0.0, "score": 0.05, "right": 0.05}
+"""Figures of which the share that is recovered is shown, where the floor loses more than this: the rest is noise."""
 _SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
 GATED = "all"
 ALL_TASKS = "all tasks"
@@ -228,15 +228,16 @@ def grouped(prompts: Mapping[Unit, Probe]) -> dict[str, set[Unit]]:
 def gap_recovered(arm: Arm, floor: Arm, full: Arm, field: str) -> float | None:
     """Of what a floor loses against the full prefill, the share that an arm does not lose: 0 at the floor, 1 at full.
 
-    It may be below 0 and above 1. None where the floor loses nothing. This is the recovered performance gap of
+    It may be below 0 and above 1. None where the floor loses hardly anything. This is the recovered performance gap of
     KVShareArena (arXiv:2609.10266), whose floor answers without the context; ours has it spliced without rotation.
     """
     shared = arm.keys() & floor.keys() & full.keys()
     values = [[getattr(probes[unit], field) for unit in sorted(shared, key=str)] for probes in (arm, floor, full)]
     if not shared or any(value is None for some in values for value in some):
         return None
-    at, low, high = (_RECOVERED[field] * fmean(some) for some in values)
-    return (at - low) / (high - low) if high > low else None
+    at, low, high = (fmean(some) for some in values)
+    loss = low - high if field.endswith("kl") else high - low
+    return (at - low) / (high - low) if loss > _RECOVERED[field] else None
 
 
 def recovered(probe: Probe, full: Probe, stale: Probe) -> float | None:
