@@ -1,12 +1,14 @@
 """What of a prompt is likely to have drawn on a changed field: the places that name it.
 
 While a prompt is prefilled, the model writes what follows from a field into the rows behind it: mostly where the value
-is named again, in the first tokens behind the field, and at the prompt's end (Programmable KV, arXiv:2606.17107). The
-rule was found on one set of templates and is judged on another (bench/results/study/changed-fields.md).
+is named again, in the first tokens behind the field, and at the end of the prompt (Programmable KV, arXiv:2606.17107).
+Where nothing names a word, or where a denial was put in, what follows may be said in any words: all behind it is
+computed. The rule was found on one set of templates and is judged on others (bench/results/study/changed-fields.md).
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -34,6 +36,18 @@ _LINE_TOKENS = 24
 _WORD_BEGINS = 2
 # A frequent word of the value counts where a word of the label is that near.
 _NEAR_TOKENS = 24
+# Behind more changed fields than these stands another record, and a value that nothing names is one of many.
+_FEW_FIELDS = 2
+# Words that say whether the rest of their clause is true; in English alone.
+_GRAMMAR = frozenset(
+    re.findall(
+        "[a-z]+",
+        "a all already almost always an and any anybody are be been can cannot could did do does every everybody few "
+        "had hardly has have is just less longer many may might more must neither never no nobody non none nor not "
+        "nothing now often only or quite rarely seldom shall should some somebody still t the too very was were will "
+        "with without won would yet",
+    )
+)
 
 
 class _Place(NamedTuple):
@@ -51,6 +65,8 @@ class _Names(NamedTuple):
     sides: tuple[list[str], list[str]]
     """In the old value only, in the new one only; all words of both where they are the same."""
     label: list[str]
+    is_proper: bool
+    """Whether both values begin with a capital: a name is a label of its own, and little follows from another one."""
 
 
 class Mentions(NamedTuple):
@@ -80,7 +96,8 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     if places_of is None:
         return None
     found = {word: _outside(at, own) for word, at in places_of.items()}
-    named = [_mentions(each, found, behind, lexicon) for each in names]
+    is_few = len(places) <= _FEW_FIELDS
+    named = [_mentions(each, found, behind, lexicon, is_few) for each in names]
     concluded = find_conclusions(named, behind, lexicon)
     if concluded is None:
         return None
@@ -92,7 +109,7 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     ]
 
 
-def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon) -> Named:
+def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon, is_few: bool) -> Named:
     label = sorted(place for word in _rarest(names.label, found, lexicon) for place in found[word])
     words = _telling(names.sides, found, lexicon)
     places = {place for word in words for place in found[word]}
@@ -103,6 +120,8 @@ def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexico
             places.update(near)
             # Nothing tells which of the places is meant.
             everywhere += [] if near or len(side) > _FEW_WORDS else [at for word in side for at in found[word][:1]]
+    if is_few and _is_said_otherwise(names, found):
+        everywhere = [0]
     spans = [(place, place + _LABEL_BEHIND) for place in label[:_MOST_PLACES]]
     spans += [(lexicon.line_start(tokens, place, TOKENS_BEFORE), place + TOKENS_BEHIND) for place in places]
     if everywhere:
@@ -112,6 +131,18 @@ def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexico
         places=[] if everywhere else sorted(places),
         words={*names.label, *names.sides[0], *names.sides[1]},
         spans=merge_spans((start, min(end, len(tokens))) for start, end in spans),
+    )
+
+
+def _is_said_otherwise(names: _Names, found: dict[str, list[int]]) -> bool:
+    """Whether what follows from a value is said in other words: it is a word or two, and no text names one of them."""
+    words = [[word for word in side if word not in _GRAMMAR] for side in names.sides]
+    if not any(words):
+        return any(names.sides)
+    return (
+        not names.is_proper
+        and all(len(side) <= _FEW_WORDS for side in words)
+        and all(word.isalpha() and not found[word] for side in words for word in side)
     )
 
 
@@ -131,7 +162,9 @@ def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -
     sides = [word for word in old if word not in new], [word for word in new if word not in old]
     first, second = sides if any(sides) else (list(old), list(new))
     label = [word for word in place.label if word not in old]
-    return _Names((_unusual(first, lexicon), _unusual(second, lexicon)), label)
+    texts = [lexicon.text(side).lstrip() for side in (field.old, tokens[slice(*field.new)])]
+    is_proper = all(text[:1].isupper() for text in texts)
+    return _Names((_unusual(first, lexicon), _unusual(second, lexicon)), label, is_proper)
 
 
 def _unusual(words: list[str], lexicon: Lexicon) -> list[str]:

@@ -22,11 +22,13 @@ EDITS: tuple[Edit, Edit] = ("in_place", "recompile")
 
 # Ids are words: signs, then fields and their values, then the words of any text.
 SIGNS = ["\n", ":", "."]
-NAMES = [" shelf", " alpha", " beta", " gamma", " delta", " keeper", " 17", " 42"]
+NAMES = [" shelf", " alpha", " beta", " gamma", " delta", " keeper", " 17", " 42", " not", " Ann", " Bea"]
 LEXICON = Lexicon([*SIGNS, *NAMES, *(f" w{number}x" for number in range(4_000)), MESSAGE_BREAK])
 NEWLINE, COLON, STOP = range(3)
 BREAK = len(LEXICON) - 1
-SHELF, ALPHA, BETA, GAMMA, DELTA, KEEPER, SEVENTEEN, FORTY_TWO = range(len(SIGNS), len(SIGNS) + len(NAMES))
+SHELF, ALPHA, BETA, GAMMA, DELTA, KEEPER, SEVENTEEN, FORTY_TWO, NOT, ANN, BEA = range(
+    len(SIGNS), len(SIGNS) + len(NAMES)
+)
 FIRST_WORD = len(SIGNS) + len(NAMES)
 # Words from here on stand in no text but where a test puts them.
 FIRST_VALUE = FIRST_WORD + 2_000
@@ -106,10 +108,40 @@ def test_without_texts_everything_behind_the_field_is_computed() -> None:
 
 def test_a_label_is_computed_wherever_it_stands_alone() -> None:
     rest = [*BODY, SHELF, *MORE, *QUESTION]
-    plan = second_plan([*HEAD, SHELF, COLON, ALPHA, *rest], [*HEAD, SHELF, COLON, BETA, *rest])
+    plan = second_plan([*HEAD, SHELF, COLON, FIRST_VALUE, *rest], [*HEAD, SHELF, COLON, FIRST_VALUE + 1, *rest])
     label = len(HEAD) + 3 + len(BODY)
     assert not is_spliced(plan, label, label + 3)
     assert is_spliced(plan, label + 3, label + 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "more", "is_all"),
+    [
+        ([ALPHA], [BETA], [], True),
+        ([ALPHA], [BETA], [KEEPER, BETA], False),
+        ([ALPHA], [FIRST_VALUE], [], False),
+        ([ANN], [BEA], [], False),
+        ([ALPHA], [NOT, ALPHA], [KEEPER, ALPHA, NEWLINE, KEEPER, NOT], True),
+        ([ALPHA, GAMMA, DELTA], [BETA], [], False),
+    ],
+    ids=["a word", "a word that is named", "no word", "a name", "a denial", "many words"],
+)
+def test_what_follows_from_a_value_may_be_said_in_other_words(
+    old: list[int], new: list[int], more: list[int], is_all: bool
+) -> None:
+    """What depends on a word that nothing names, or on whether a clause is true, could stand anywhere behind it."""
+    rest = [NEWLINE, *BODY, NEWLINE, *more, NEWLINE, *MORE, *QUESTION]
+    plan = second_plan([*HEAD, SHELF, COLON, *old, *rest], [*HEAD, SHELF, COLON, *new, *rest])
+    assert (plan.runs == ()) is is_all
+    assert plan.changed_fields
+
+
+@pytest.mark.parametrize("num_fields", [2, 3])
+def test_a_word_of_a_record_of_many_fields_is_no_reason_to_compute_all(num_fields: int) -> None:
+    fields = [filler(20) for _ in range(num_fields)]
+    old, new = ([token for field in fields for token in (*field, SHELF, COLON, value)] for value in (ALPHA, BETA))
+    rest = [NEWLINE, *BODY, *MORE, *QUESTION]
+    assert (second_plan([*HEAD, *old, *rest], [*HEAD, *new, *rest]).runs == ()) is (num_fields == 2)
 
 
 HALL, YARD, STORED = range(FIRST_VALUE + 10, FIRST_VALUE + 13)

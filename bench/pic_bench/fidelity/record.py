@@ -42,10 +42,11 @@ class Donors(Enum):
 
 
 class TemplateSet(Enum):
-    """What a set of templates of EDITS is for; no template is in both."""
+    """What a set of templates of EDITS is for; no template is in two."""
 
     FIND = "find"  # finding a rule
     REPORT = "report"  # judging it
+    WORDS = "words"  # judging it on models that can draw conclusions: said in other words, in short prompts
 
 
 class Family(Enum):
@@ -56,6 +57,7 @@ class Family(Enum):
     OVERWRITE = "overwrite"  # the field is a later setting of a key that was set before
     THRESHOLD = "threshold"  # the answer depends on which side of a limit the value lies
     NEGATION = "negation"  # the values are a statement and its denial
+    PARAPHRASE = "paraphrase"  # lines elsewhere say it in words that stand neither in the field nor in its label
     JSON = "json"  # the field stands in a state object, the rule in prose or in another object
     IRRELEVANT = "irrelevant"  # the answer does not depend on the field
     CLOCK = "clock"  # the field is a time, a counter or an id that nothing else mentions

@@ -1,7 +1,7 @@
 """The experiment EDITS: a prompt is served behind the same prompt with other values in some of its fields.
 
 A template is a prompt with fields, and lines that draw nothing from any field. edits/find.toml has those for finding a
-rule, edits/report.toml those for judging one; none is in both. A prompt is
+rule, edits/report.toml and edits/words.toml those for judging one; none is in two. A prompt is
 
     head | fields | after | filler | rules | filler | question | lead        the answer follows
 
@@ -31,6 +31,8 @@ DISTANCES = (0, 32, 128, 512)
 BEFORE_QUESTION = (64, 256, 448)
 """Tokens of filler between the rules and the question. Of a longer edit the last 256 tokens are computed anyhow: rules
 within them would say nothing."""
+SHORT_DISTANCES, SHORT_BEFORE_QUESTION = (32, 64), (64, 96)
+"""Of the set WORDS, which large models are asked."""
 UNAFFECTED_TOKENS = 1024
 """Least length of a prompt whose answer does not depend on the field, for its share of spliced tokens to be told."""
 _FOLDER = Path(__file__).with_name("edits")
@@ -106,8 +108,9 @@ def edit_jobs(of: TemplateSet, num_prompts: int, text: ModelText, seed: int, pol
     chosen = list(templates(of))
     random.Random(f"edits-{seed}").shuffle(chosen)
     arms = tuple({arm.name: arm for arm in (FULL, STALE, *EDIT_ARMS, *policies)}.values())
+    distances = SHORT_DISTANCES if of is TemplateSet.WORDS else DISTANCES
     return [
-        edit_job(chosen[place], text, arms, DISTANCES[(place + round_) % len(DISTANCES)], round_, seed, of.value)
+        edit_job(chosen[place], text, arms, distances[(place + round_) % len(distances)], round_, seed, of.value)
         for round_, place in (divmod(number, len(chosen)) for number in range(num_prompts))
     ]
 
@@ -173,7 +176,8 @@ class Writer:
         self._rng = rng
         self._rules = "\n".join(filter(None, (template.rules_title, *self._rule_lines())))
         self._behind_fields = self._filler(distance)
-        self._before_question = self._filler(rng.choice(BEFORE_QUESTION))
+        is_short = template in templates(TemplateSet.WORDS)
+        self._before_question = self._filler(rng.choice(SHORT_BEFORE_QUESTION if is_short else BEFORE_QUESTION))
         # With any values: they are short beside the rest.
         short = self.prompt([(field.choices[0], field.choices[0].name) for field in template.fields])
         if not template.family.is_gated and len(short) < UNAFFECTED_TOKENS:
