@@ -84,6 +84,8 @@ class Outcome:
     guarded: tuple[Span, ...] = ()
     """What is computed because of a changed field and would be spliced otherwise; in order, disjoint, outside the
     runs."""
+    is_aged: bool = False
+    """Whether donors were refused because more changes are behind their rows than `max_generation` allows."""
 
     @property
     def num_chunk_hit(self) -> int:

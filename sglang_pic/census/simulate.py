@@ -24,6 +24,7 @@ from sglang_pic.core import (
     MESSAGE_BREAK,
     ContentIndex,
     CoreConfig,
+    DropReason,
     Lexicon,
     Path,
     PlanOptions,
@@ -158,6 +159,7 @@ class Cache:
             expected=match.expected,
             changed_fields=changed_fields(plan, tokens, match.expected),
             guarded=plan.guarded,
+            is_aged=DropReason.GENERATION in plan.dropped,
         )
 
     def _load(self, store: Store, tokens: Tokens, call: int) -> None:

@@ -61,6 +61,10 @@ _EDITS = {
     "recompile": "Everything behind a changed field is computed. With --edit notes a part of it would be spliced, with "
     "--edit in_place all of it.",
 }
+_AGED = (
+    "More changes are behind them than --max-generation allows; with a larger one, or with --edit in_place, they would "
+    "be spliced."
+)
 
 
 def render(census: Census, config: CoreConfig) -> str:
@@ -85,6 +89,8 @@ def render(census: Census, config: CoreConfig) -> str:
         title = "Changed fields: other values than they had when the tokens behind them were computed"
         parts += _table(title, told, _CHANGES)
         parts += [_EDITS[config.edit], ""]
+    if aged := sum(_changes(counts).aged_calls for counts in census.files):
+        parts += [f"In {aged:,} calls rows were refused for their age, and no column counts them. {_AGED}", ""]
     if any(counts.detail.upper_bound for _, counts in told):
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)

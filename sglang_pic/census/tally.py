@@ -42,6 +42,8 @@ class ChangedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Tokens of runs behind such a field."""
     guarded_tokens: int
     """Tokens computed because of such a field, which would be spliced otherwise; a part of the new tokens."""
+    aged_calls: int = 0
+    """Calls with donors that were refused because more changes are behind their rows than `max_generation` allows."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +129,7 @@ class Tally:
     changed_fields: int = 0
     behind_change_tokens: int = 0
     guarded_tokens: int = 0
+    aged_calls: int = 0
     inherited_calls: int = 0
     repeated: Repeated | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
@@ -148,6 +151,7 @@ class Tally:
         self.changed_fields += len(outcome.changed_fields)
         self.behind_change_tokens += outcome.num_behind_change
         self.guarded_tokens += outcome.num_guarded
+        self.aged_calls += outcome.is_aged
         self.inherited_calls += bool(outcome.num_inherited and not outcome.runs)
         parts = outcome.encoded.parts if outcome.runs else ()
         for run in outcome.runs:
@@ -185,6 +189,7 @@ class Tally:
                     fields=self.changed_fields,
                     chunk_tokens=self.behind_change_tokens,
                     guarded_tokens=self.guarded_tokens,
+                    aged_calls=self.aged_calls,
                 ),
                 inherited_calls=self.inherited_calls,
                 upper_bound=self.repeated

@@ -107,6 +107,16 @@ def test_edit_policies_are_priced(trace: str, capsys: Capture) -> None:
     assert in_place["chunk_tokens"] > notes["chunk_tokens"] > recompile["chunk_tokens"] == 0
 
 
+def test_calls_whose_rows_are_refused_for_their_age_are_counted(capsys: Capture) -> None:
+    """A code that names what stands behind it changes at every call; only a limit refuses rows for their age."""
+    trace = "sample:opendevin"
+    assert counts_of(capsys, trace, "--max-generation", "9")["total"]["detail"]["changed_fields"]["aged_calls"] == 0
+    aged = counts_of(capsys, trace, "--max-generation", "0")["total"]["detail"]["changed_fields"]["aged_calls"]
+    assert aged > 0
+    assert main(["census", trace, "--max-generation", "0"]) == 0
+    assert f"In {aged} calls rows were refused for their age" in capsys.readouterr().out
+
+
 def test_block_traces_stand_beside_but_not_in_the_sum(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "mooncake.jsonl"
     requests = (f'{{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1, {i}]}}\n' for i in (2, 3))

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens, common_len
+from sglang_pic.core.config import MOST_REUSE
 from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import Context, DropReason, Plan, PlanOptions
 
@@ -248,6 +249,35 @@ def test_rows_are_renewed_before_they_have_too_many_changes_behind_them(max_gene
     renewed = [turn for turn, (before, now) in enumerate(pairwise(spliced), start=1) if now < before / 2]
     assert len(renewed) >= 2
     assert max(later - earlier for earlier, later in pairwise(renewed)) >= max_generation + 1
+
+
+def reuse_of_an_agent_that_trims(policy: CoreConfig) -> int:
+    """Tokens that are spliced from step 6 to 24 of an agent of which every step trims one more old tool result."""
+    rng = np.random.default_rng(24)
+    tails = [[NEWLINE, *filler(40, rng)] for _ in range(24)]
+    answers = [[FIRST_VALUE + at, NEWLINE, *filler(150, rng)] for at in range(24)]
+    index, before, num_spliced = ContentIndex(policy, lexicon=LEXICON), as_tokens([]), 0
+    for step in range(24):
+        shown = [
+            [NEWLINE, SHELF, *([FIRST_VALUE + 500 + at] if at < step - 3 else [FIRST_VALUE + at] * 60), *tails[at]]
+            for at in range(step)
+        ]
+        steps = [token for pair in zip(shown, answers, strict=False) for part in pair for token in part]
+        tokens = as_tokens([*HEAD, *steps, *QUESTION])
+        prefix_len = common_len(before, tokens)
+        plan = plan_of(index, tokens, prefix_len=prefix_len)
+        generations = [(run.target_start, run.generation) for run in plan.runs]
+        index.publish("a", tokens, [(prefix_len, len(tokens))], spliced=spans(plan), generations=generations)
+        num_spliced += plan.num_spliced if step >= 5 else 0
+        before = tokens
+    return num_spliced
+
+
+def test_only_the_limit_of_age_locks_out_a_session_that_trims_a_result_a_step() -> None:
+    """The front of its path has one more change behind it at every step, and an exact hit hands that on."""
+    most = reuse_of_an_agent_that_trims(MOST_REUSE)
+    assert reuse_of_an_agent_that_trims(replace(CONFIG, max_generation=1000)) > 0.85 * most
+    assert reuse_of_an_agent_that_trims(CONFIG) < 0.5 * most
 
 
 class Planted(NamedTuple):
