@@ -188,11 +188,11 @@ def choose_preset(given: str | None, here: Served) -> Choice:
             continue
         there = certificate.served
         differs = certificate.differs_from(msgspec.structs.replace(here, settings=there.settings))
-        if certificate.preset is None:
+        preset = certificate.preset
+        if preset is None:
             differs.append(f"its settings ({certificate.name}) are no preset of sglang_pic {here.plugin}")
-        if not differs:
-            assert certificate.preset is not None, "else it differs"
-            return Choice(certificate.preset, path, passed)
+        elif not differs:
+            return Choice(preset, path, passed)
         if path == given or here.model == there.model or here.weights == there.weights:
             passed.append(f"{Path(path).name}: {', '.join(differs)}")
     return Choice("careful", None, passed)

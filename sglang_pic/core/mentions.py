@@ -65,8 +65,6 @@ class _Names(NamedTuple):
     sides: tuple[list[str], list[str]]
     """In the old value only, in the new one only; all words of both where they are the same."""
     label: list[str]
-    is_proper: bool
-    """Whether both values begin with a capital: a name is a label of its own, and little follows from another one."""
 
 
 class Mentions(NamedTuple):
@@ -97,7 +95,10 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
         return None
     found = {word: _outside(at, own) for word, at in places_of.items()}
     is_few = len(places) <= _FEW_FIELDS
-    named = [_mentions(each, found, behind, lexicon, is_few) for each in names]
+    named = [
+        _mentions(each, found, behind, lexicon, is_few and _is_said_otherwise(field, each, found, tokens, lexicon))
+        for field, each in zip(fields, names, strict=True)
+    ]
     concluded = find_conclusions(named, behind, lexicon)
     if concluded is None:
         return None
@@ -109,7 +110,9 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     ]
 
 
-def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon, is_few: bool) -> Named:
+def _mentions(
+    names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon, is_said_otherwise: bool
+) -> Named:
     label = sorted(place for word in _rarest(names.label, found, lexicon) for place in found[word])
     words = _telling(names.sides, found, lexicon)
     places = {place for word in words for place in found[word]}
@@ -120,7 +123,7 @@ def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexico
             places.update(near)
             # Nothing tells which of the places is meant.
             everywhere += [] if near or len(side) > _FEW_WORDS else [at for word in side for at in found[word][:1]]
-    if is_few and _is_said_otherwise(names, found):
+    if is_said_otherwise:
         everywhere = [0]
     spans = [(place, place + _LABEL_BEHIND) for place in label[:_MOST_PLACES]]
     spans += [(lexicon.line_start(tokens, place, TOKENS_BEFORE), place + TOKENS_BEHIND) for place in places]
@@ -134,16 +137,22 @@ def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexico
     )
 
 
-def _is_said_otherwise(names: _Names, found: dict[str, list[int]]) -> bool:
-    """Whether what follows from a value is said in other words: it is a word or two, and no text names one of them."""
+def _is_said_otherwise(
+    field: Difference, names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon
+) -> bool:
+    """Whether what follows from a value is said in other words: it is a word or two, and no text names one of them.
+
+    Not where both values begin with a capital: a name is a label of its own, and little follows from another one.
+    """
     words = [[word for word in side if word not in _GRAMMAR] for side in names.sides]
     if not any(words):
         return any(names.sides)
-    return (
-        not names.is_proper
-        and all(len(side) <= _FEW_WORDS for side in words)
-        and all(word.isalpha() and not found[word] for side in words for word in side)
-    )
+    if any(len(side) > _FEW_WORDS for side in words):
+        return False
+    if not all(word.isalpha() and not found[word] for side in words for word in side):
+        return False
+    texts = (lexicon.text(side).lstrip() for side in (field.old, tokens[slice(*field.new)]))
+    return not all(text[:1].isupper() for text in texts)
 
 
 def _place(new: Span, tokens: Tokens, lexicon: Lexicon) -> _Place:
@@ -162,9 +171,7 @@ def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -
     sides = [word for word in old if word not in new], [word for word in new if word not in old]
     first, second = sides if any(sides) else (list(old), list(new))
     label = [word for word in place.label if word not in old]
-    texts = [lexicon.text(side).lstrip() for side in (field.old, tokens[slice(*field.new)])]
-    is_proper = all(text[:1].isupper() for text in texts)
-    return _Names((_unusual(first, lexicon), _unusual(second, lexicon)), label, is_proper)
+    return _Names((_unusual(first, lexicon), _unusual(second, lexicon)), label)
 
 
 def _unusual(words: list[str], lexicon: Lexicon) -> list[str]:

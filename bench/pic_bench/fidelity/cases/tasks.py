@@ -200,9 +200,10 @@ def _call_jobs(trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], s
     seen: set[str] = set()
     for call in calls:
         rng = random.Random(f"tasks-{seed}-{call.session_id}-{call.index}")
-        encoded = encoder.encode(_front(_shortened(call, text), "The current time is 2026-03-14 09:26:53.\n"))
+        short = _shortened(call, text)
+        encoded = encoder.encode(_front(short, "The current time is 2026-03-14 09:26:53.\n"))
         lines = make_text(rng, rng.choice(FRONT_TOKENS))
-        moved = _front(_shortened(call, text), f"It is Saturday, the 14th of March, a quarter past ten.\n{lines}\n\n")
+        moved = _front(short, f"It is Saturday, the 14th of March, a quarter past ten.\n{lines}\n\n")
         moved = msgspec.structs.replace(moved, tools=moved.tools and moved.tools[::-1])
         prompt = encoded.tokens.tolist()
         answer = text.text(encoded.path[len(prompt) :].tolist())
