@@ -16,6 +16,9 @@ from sglang_pic.core import CoreConfig, CostModel, with_preset
 from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
+Share = Annotated[float, Range(0, 1)]
+AboveZero = Annotated[float, Range(0)]
+
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
 CERTIFIED: Final = "certified"
 """The preset of the configuration that stands for the one of a certificate."""
@@ -43,66 +46,98 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Everything an operator can set."""
 
     core: CoreConfig = msgspec.field(default_factory=CoreConfig)
-    mode: Literal["auto", "off"] = "auto"
-    """How requests are served that name no mode."""
-    opt_in: tuple[str, ...] = ()
-    """Extra keys and salts whose requests are spliced unless they ask for `"off"`, whatever `mode` and `share` say."""
-    opt_out: tuple[str, ...] = ()
-    """Extra keys and salts whose requests are served with mode `"off"`, whatever they ask for."""
-    share: Annotated[float, Range(0, 1)] = 1.0
-    """Share of the sessions, by a hash of their names, of which requests that name no mode are spliced. `session_id`,
-    else the header `x-smg-routing-key`, else `extra_key` and `cache_salt` name a session; below 1 requests without any
-    are not among them."""
-    require_salt: bool = False
-    """Serve requests that bring no `cache_salt` with mode `"off"`, whatever they ask for."""
-    max_gaps: Annotated[int, Range(1, 4096)] = 32
-    """Most gaps of one request; a batch never has more than the attention backend has room for."""
+    mode: Annotated[Literal["auto", "off"], "How requests are served that name no mode."] = "auto"
+    opt_in: Annotated[
+        tuple[str, ...],
+        'Extra keys and salts whose requests are spliced unless they ask for `"off"`, whatever `mode` and `share` say.',
+    ] = ()
+    opt_out: Annotated[
+        tuple[str, ...], 'Extra keys and salts whose requests are served with mode `"off"`, whatever they ask for.'
+    ] = ()
+    share: Annotated[
+        Share,
+        "Share of the sessions, by a hash of their names, of which requests that name no mode are spliced. "
+        "`session_id`, else the header `x-smg-routing-key`, else `extra_key` and `cache_salt` name a session; below 1 "
+        "requests without any are not among them.",
+    ] = 1.0
+    require_salt: Annotated[
+        bool, 'Serve requests that bring no `cache_salt` with mode `"off"`, whatever they ask for.'
+    ] = False
+    max_gaps: Annotated[
+        int, Range(1, 4096), "Most gaps of one request; a batch never has more than the attention backend has room for."
+    ] = 32
     # Each one is a path that is matched in the radix tree again. A conversation behind a clock is one run a turn.
-    max_runs: Annotated[int, Range(1, 4096)] = 64
-    """Most runs of one request; runs that adjoin leave no gap between them."""
-    cost_gate: Literal["auto", "off"] | CostModel = "auto"
-    """How a run's saving is weighed: `"auto"` measures this machine and model at start-up, `"off"` takes every run of
-    `core.min_run_tokens` and more, `{"computed_token_us": .., "spliced_token_us": .., "gap_us": ..}` gives the costs
-    (and `"gap_context_us"`, `"gap_token_us"`, `"request_us"`, `"floor_us"`, `"gap_floor_us"` where they are not 0)."""
-    self_test: Literal["warn", "off", "refuse"] = "warn"
-    """What happens at start-up if the model does not take splices of built-in prompts: `"warn"` logs it, `"refuse"`
-    stops the server, `"off"` does not test. A wrong splice stops the server whatever is set: rows and a gap batch are
-    checked with `"off"`, too."""
+    max_runs: Annotated[
+        int, Range(1, 4096), "Most runs of one request; runs that adjoin leave no gap between them."
+    ] = 64
+    cost_gate: Annotated[
+        Literal["auto", "off"] | CostModel,
+        'How a run\'s saving is weighed: `"auto"` measures this machine and model at start-up, `"off"` takes every run '
+        'of `core.min_run_tokens` and more, `{"computed_token_us": .., "spliced_token_us": .., "gap_us": ..}` gives '
+        'the costs (and `"gap_context_us"`, `"gap_token_us"`, `"request_us"`, `"floor_us"`, `"gap_floor_us"` where '
+        "they are not 0).",
+    ] = "auto"
+    self_test: Annotated[
+        Literal["warn", "off", "refuse"],
+        'What happens at start-up if the model does not take splices of built-in prompts: `"warn"` logs it, `"refuse"`'
+        ' stops the server, `"off"` does not test. A wrong splice stops the server whatever is set: rows and a gap '
+        'batch are checked with `"off"`, too.',
+    ] = "warn"
     # SmolLM2 measures KL 0.03 and keys 0.18, with keys left unrotated 1.3 and 1.0, with a base a tenth off 0.8 and 0.7
     # (bf16). Random weights take no splice from another context: 1.6 to 2.7 and 0.63 to 0.65.
-    self_test_kl_limit: Annotated[float, Range(0)] = 0.25
-    """Nats: mean KL(full || spliced) of the first token in the self-test, with blocks from another context."""
-    self_test_key_limit: Annotated[float, Range(0)] = 0.4
-    """Relative L2 between the keys of those blocks, spliced and computed in full, mean over layers."""
-    audit_rate: Annotated[float, Range(0, 1)] = 0.01
-    """Share of requests on spliced rows, their own or those of earlier requests, that are computed again in full while
-    no request waits; 0 audits none."""
-    audit_change_rate: Annotated[float, Range(0, 1)] = 0.05
-    """The same share of the requests that were spliced behind a changed field, if larger than `audit_rate`;
-    `audit_rate` 0 audits none of these either."""
-    audit_kl_limit: Annotated[float, Range(0)] = 0.25
-    """Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there;
-    requests that were spliced behind a changed field, and those that splice nothing, have means of their own."""
-    audit_kl_cap: Annotated[float, Range(0)] = 2.0
-    """Nats: the most that one audited request counts in that mean."""
-    audit_window: Annotated[int, Range(1, 10_000)] = 32
-    """Number of a namespace's last audited requests that the mean covers."""
-    audit_min: Annotated[int, Range(1, 10_000)] = 16
-    """Audited requests that a namespace must have before their mean can switch it off."""
+    self_test_kl_limit: Annotated[
+        AboveZero,
+        "Nats: mean KL(full || spliced) of the first token in the self-test, with blocks from another context.",
+    ] = 0.25
+    self_test_key_limit: Annotated[
+        AboveZero, "Relative L2 between the keys of those blocks, spliced and computed in full, mean over layers."
+    ] = 0.4
+    audit_rate: Annotated[
+        Share,
+        "Share of requests on spliced rows, their own or those of earlier requests, that are computed again in full "
+        "while no request waits; 0 audits none.",
+    ] = 0.01
+    audit_change_rate: Annotated[
+        Share,
+        "The same share of the requests that were spliced behind a changed field, if larger than `audit_rate`; "
+        "`audit_rate` 0 audits none of these either.",
+    ] = 0.05
+    audit_kl_limit: Annotated[
+        AboveZero,
+        "Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there; "
+        "requests that were spliced behind a changed field, and those that splice nothing, have means of their own.",
+    ] = 0.25
+    audit_kl_cap: Annotated[AboveZero, "Nats: the most that one audited request counts in that mean."] = 2.0
+    audit_window: Annotated[
+        int, Range(1, 10_000), "Number of a namespace's last audited requests that the mean covers."
+    ] = 32
+    audit_min: Annotated[
+        int, Range(1, 10_000), "Audited requests that a namespace must have before their mean can switch it off."
+    ] = 16
     # A fault is a defect: each may cost the whole index, and a server on which they go on gains nothing.
-    fault_limit: Annotated[int, Range(1, 1_000_000)] = 8
-    """Number of faults (exceptions of the plugin, after which requests are computed as usual) that switches splicing
-    off on the whole server, until the cache is flushed or the server starts again."""
-    pin_max_percent: Annotated[int, Range(0, 100)] = 25
-    """Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back."""
-    certificate: str | None = None
-    """Path of a certificate of `sglang-pic tune`; in a file, from the file's folder on. Start-up says whether it fits
-    this server, and changes nothing unless `core.preset` is `"certified"`."""
+    fault_limit: Annotated[
+        int,
+        Range(1, 1_000_000),
+        "Number of faults (exceptions of the plugin, after which requests are computed as usual) that switches "
+        "splicing off on the whole server, until the cache is flushed or the server starts again.",
+    ] = 8
+    pin_max_percent: Annotated[
+        int,
+        Range(0, 100),
+        "Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back.",
+    ] = 25
+    certificate: Annotated[
+        str | None,
+        "Path of a certificate of `sglang-pic tune`; in a file, from the file's folder on. Start-up says whether it "
+        'fits this server, and changes nothing unless `core.preset` is `"certified"`.',
+    ] = None
 
-    content_events: ContentEvents | None = None
-    """Tells routers what this server can splice, as salted names: `{"salt_file": "FILE"}`, a secret of 16 to 64 bytes
-    that servers and routers share, and for routers on other machines `"endpoint": "tcp://10.0.0.1:5570"`. `null` tells
-    nothing."""
+    content_events: Annotated[
+        ContentEvents | None,
+        'Tells routers what this server can splice, as salted names: `{"salt_file": "FILE"}`, a secret of 16 to 64 '
+        'bytes that servers and routers share, and for routers on other machines `"endpoint": "tcp://10.0.0.1:5570"`. '
+        "`null` tells nothing.",
+    ] = None
 
     def __post_init__(self) -> None:
         check(self)

@@ -13,18 +13,20 @@ class CoreConfig(ReusePolicy, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     # Every window of 64 tokens is to hold a whole chunk, however it lies. A minimum of 8 makes every chunk long enough
     # to be looked up. FastCDC refuses other averages; chunker.py says how averages below 64 are cut with it.
-    chunk_min_tokens: int = 8
-    """Shortest chunk."""
-    chunk_avg_tokens: Literal[16, 32, 64, 128, 256, 512] = 16
-    """Average chunk; smaller finds more and costs memory."""
-    chunk_max_tokens: int = 64
-    """Longest chunk."""
-    max_index_tokens: Annotated[int, Range(1, 1 << 40)] = 8_000_000
-    """Most tokens in the chunk index, about 16 bytes each; texts that begin alike share them."""
-    max_index_bytes: Annotated[int, Range(1 << 16, 1 << 44)] = 256 << 20
-    """Most host memory of the chunk index, in bytes."""
-    max_donors_per_chunk: Annotated[int, Range(1, 64)] = 4
-    """Donors kept of equal chunks."""
+    chunk_min_tokens: Annotated[int, "Shortest chunk."] = 8
+    chunk_avg_tokens: Annotated[
+        Literal[16, 32, 64, 128, 256, 512], "Average chunk; smaller finds more and costs memory."
+    ] = 16
+    chunk_max_tokens: Annotated[int, "Longest chunk."] = 64
+    max_index_tokens: Annotated[
+        int,
+        Range(1, 1 << 40),
+        "Most tokens in the chunk index, about 16 bytes each; texts that begin alike share them.",
+    ] = 8_000_000
+    max_index_bytes: Annotated[int, Range(1 << 16, 1 << 44), "Most host memory of the chunk index, in bytes."] = (
+        256 << 20
+    )
+    max_donors_per_chunk: Annotated[int, Range(1, 64), "Donors kept of equal chunks."] = 4
 
     def __post_init__(self) -> None:
         average = self.chunk_avg_tokens

@@ -14,51 +14,78 @@ from sglang_pic.core.settings import Range, check
 
 _MAX_LENGTH = 1 << 20
 
+Length = Annotated[int, Range(0, _MAX_LENGTH)]
+Percent = Annotated[int, Range(0, 100)]
+
 
 class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which runs are taken and how much of them is computed; for the defaults see bench/results/study/defaults.md."""
 
-    preset: Literal["careful", "balanced", "most"] = "careful"
-    """Where the settings come from that are not given: `"careful"`; `"balanced"`, which compares contexts in the last
-    256 tokens of a prompt alone; or `"most"`, which splices whatever is equal, wherever it stands and whatever changed
-    before it."""
-    sink_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 32
-    """Tokens at the start of a prompt whose rows are neither spliced nor donated."""
-    seam_tokens: Annotated[int, Range(0, 1 << 16)] = 32
-    """Tokens to compute at the start of a run, unless the run continues in its donor's own context."""
+    preset: Annotated[
+        Literal["careful", "balanced", "most"],
+        'Where the settings come from that are not given: `"careful"`; `"balanced"`, which compares contexts in the '
+        'last 256 tokens of a prompt alone; or `"most"`, which splices whatever is equal, wherever it stands and '
+        "whatever changed before it.",
+    ] = "careful"
+    sink_tokens: Annotated[Length, "Tokens at the start of a prompt whose rows are neither spliced nor donated."] = 32
+    seam_tokens: Annotated[
+        int,
+        Range(0, 1 << 16),
+        "Tokens to compute at the start of a run, unless the run continues in its donor's own context.",
+    ] = 32
     # At least 97 in 100 of what repeats in windows of 64 can be recovered on every recorded set; shorter runs bring
     # little more and cost agreement.
-    min_run_tokens: Annotated[int, Range(1, _MAX_LENGTH)] = 64
-    """Shortest equal span that is a run."""
+    min_run_tokens: Annotated[int, Range(1, _MAX_LENGTH), "Shortest equal span that is a run."] = 64
     # What lay between two donors' runs is a donor too, in pieces: a text put together from many contexts answers worse
     # than one that is computed once and then taken whole.
-    min_spliced_tokens: Annotated[int, Range(1, _MAX_LENGTH)] = 64
-    """Fewest tokens of a run that must be left to splice; fewer reuse more, in pieces from many contexts."""
-    tail_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 256
-    """Tokens at the end of a prompt that are computed unless a donor's context fits closely: the answer depends on them
-    most."""
-    foreign_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 8
-    """Most tokens that a donor's context may have and the prompt not, for the tail."""
-    unseen_percent: Annotated[int, Range(0, 100)] = 10
-    """Largest share of the text before a run, in percent, that a donor's context may lack, for the tail."""
-    near_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 1024
-    """Tokens at the end of a prompt that are near it, where contexts are compared at all; at least `tail_tokens`, and
-    none where these are 0."""
-    near_unseen_percent: Annotated[int, Range(0, 100)] = 40
-    """Largest share of the text before a run, in percent, that a donor's context may lack, near the end."""
+    min_spliced_tokens: Annotated[
+        int,
+        Range(1, _MAX_LENGTH),
+        "Fewest tokens of a run that must be left to splice; fewer reuse more, in pieces from many contexts.",
+    ] = 64
+    tail_tokens: Annotated[
+        Length,
+        "Tokens at the end of a prompt that are computed unless a donor's context fits closely: the answer depends on "
+        "them most.",
+    ] = 256
+    foreign_tokens: Annotated[
+        Length, "Most tokens that a donor's context may have and the prompt not, for the tail."
+    ] = 8
+    unseen_percent: Annotated[
+        Percent, "Largest share of the text before a run, in percent, that a donor's context may lack, for the tail."
+    ] = 10
+    near_tokens: Annotated[
+        Length,
+        "Tokens at the end of a prompt that are near it, where contexts are compared at all; at least `tail_tokens`, "
+        "and none where these are 0.",
+    ] = 1024
+    near_unseen_percent: Annotated[
+        Percent, "Largest share of the text before a run, in percent, that a donor's context may lack, near the end."
+    ] = 40
     # Text of a short period has a donor at every shift.
-    max_misfits: Annotated[int, Range(0, 1 << 16)] = 32
-    """Donors near the end whose context may turn out not to fit; after so many, all others there are taken not to."""
+    max_misfits: Annotated[
+        int,
+        Range(0, 1 << 16),
+        "Donors near the end whose context may turn out not to fit; after so many, all others there are taken not to.",
+    ] = 32
 
-    edit: Literal["notes", "in_place", "recompile"] = "notes"
-    """What is computed behind a field that has another value than it had before the donor: `"notes"` what is likely to
-    have drawn on the field, `"recompile"` everything, `"in_place"` nothing, which may answer with the old value."""
-    max_field_tokens: Annotated[int, Range(0, 4096)] = 128
-    """Longest difference between equal flanks that is a changed field; 0 takes no difference for one."""
-    edit_tail_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 32
-    """Tokens at the end of a prompt that are computed where a field before them changed, with `edit: notes`."""
-    max_generation: Annotated[int, Range(0, 1 << 16)] = 2
-    """Most changed fields that a donor's rows may have behind them."""
+    edit: Annotated[
+        Literal["notes", "in_place", "recompile"],
+        'What is computed behind a field that has another value than it had before the donor: `"notes"` what is likely'
+        ' to have drawn on the field, `"recompile"` everything, `"in_place"` nothing, which may answer with the old '
+        "value.",
+    ] = "notes"
+    max_field_tokens: Annotated[
+        int,
+        Range(0, 4096),
+        "Longest difference between equal flanks that is a changed field; 0 takes no difference for one.",
+    ] = 128
+    edit_tail_tokens: Annotated[
+        Length, "Tokens at the end of a prompt that are computed where a field before them changed, with `edit: notes`."
+    ] = 32
+    max_generation: Annotated[
+        int, Range(0, 1 << 16), "Most changed fields that a donor's rows may have behind them."
+    ] = 2
 
     def __post_init__(self) -> None:
         check(self)

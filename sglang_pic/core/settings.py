@@ -1,14 +1,11 @@
-"""Declares settings: a field's annotation has the bounds, the text below the field is its description.
+"""Declares settings by annotations: `Annotated[int, Range(0, 64), "What it is."]`, the bounds and the description.
 
 `check` refuses values out of bounds. `settings_of` lists what is declared, for help texts and the reference page.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
-import textwrap
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -32,7 +29,6 @@ class Setting(NamedTuple):
     """The type without its annotations."""
     default: Any
     description: str
-    """The text below the field."""
     range: Range | None = None
     """`None` where the type says what is allowed."""
 
@@ -67,7 +63,6 @@ class Setting(NamedTuple):
 @cache
 def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
     """The settings of a struct by name, in order; those of a struct inside it are called `core.seam_tokens`."""
-    described = _texts_below_fields(kind)
     found: dict[str, Setting] = {}
     for field in msgspec.structs.fields(kind):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
@@ -77,7 +72,8 @@ def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
         else:
             plain, *extra = get_args(field.type) if hasattr(field.type, "__metadata__") else (field.type,)
             bounds = next((each for each in extra if isinstance(each, Range)), None)
-            found[field.name] = Setting(field.name, plain, field.default, described.get(field.name, ""), bounds)
+            text = next((each for each in extra if isinstance(each, str)), "")
+            found[field.name] = Setting(field.name, plain, field.default, text, bounds)
     return found
 
 
@@ -92,16 +88,3 @@ def check(struct: msgspec.Struct, **ranges: Range) -> None:
         if "." not in name and not setting.allows(value := getattr(struct, name)):
             way_out = "leave it out for no limit" if setting.default is None else f"{setting.default!r} is the default"
             raise ConfigError(f"{name}={value!r}: must be {setting.allowed}; {way_out}.")
-
-
-def _texts_below_fields(kind: type) -> dict[str, str]:
-    found = {}
-    for base in kind.__mro__:
-        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            assert isinstance(tree, ast.ClassDef), "a struct is a class"
-            for field, text in zip(tree.body, tree.body[1:], strict=False):
-                match field, text:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                        found[name] = " ".join(words.split())
-    return found

@@ -30,20 +30,13 @@ Number = Annotated[int, Range(0)]
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured; what is said of a field is also the help of its flag. Earlier runs name sizes more."""
 
-    prompts: Number = 100
-    """Prompts of grid for each number of blocks."""
-    questions: Number = 60
-    """Questions from each source."""
-    blocks: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Numbers of blocks of grid."""
-    seams: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32)
-    """Seam tokens of grid."""
-    edits: Number = 240
-    """Prompts of edits, from the templates in turn."""
-    tasks: Number = 60
-    """Prompts of each kind of task."""
-    calls: int | None = None
-    """Only the first N calls of every trace."""
+    prompts: Annotated[Number, "Prompts of grid for each number of blocks."] = 100
+    questions: Annotated[Number, "Questions from each source."] = 60
+    blocks: Annotated[tuple[int, ...], "Numbers of blocks of grid."] = (1, 2, 4, 8, 16)
+    seams: Annotated[tuple[int, ...], "Seam tokens of grid."] = (0, 1, 2, 4, 8, 16, 32)
+    edits: Annotated[Number, "Prompts of edits, from the templates in turn."] = 240
+    tasks: Annotated[Number, "Prompts of each kind of task."] = 60
+    calls: Annotated[int | None, "Only the first N calls of every trace."] = None
 
     def __post_init__(self) -> None:
         check(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,21 +20,27 @@ _RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The switches of a server, as JSON in `SGLANG_PIC_PROBE`."""
 
-    ignore_prefix: bool = False
-    """Serve nothing from the exact prefix, so that a repeated prompt is spliced from its own chunks at shift 0."""
-    check_invariants: bool = False
-    """Check the whole chunk index after every publication (slow)."""
-    request_options: bool = False
-    """Take `custom_params.pic.testing`, the options of `RequestProbe`."""
-    sharp_dummy: bool = False
-    """Scale SGLang's dummy weights, which are so small that an answer hardly depends on the KV, to those of a model
-    whose attention chooses. Of a stock server too."""
-    sync_debug: bool = False
-    """Have torch warn of every operation that makes the host wait for the GPU, from the first gap batch on."""
-    watch_rows: bool = False
-    """Watch every KV row and account for every slot and lock: the part `books` of `/server_info` (slow, on a CPU)."""
-    record_dir: str | None = None
-    """Folder for what requests with `testing.record` computed: logits, spliced spans."""
+    ignore_prefix: Annotated[
+        bool,
+        "Serve nothing from the exact prefix, so that a repeated prompt is spliced from its own chunks at shift 0.",
+    ] = False
+    check_invariants: Annotated[bool, "Check the whole chunk index after every publication (slow)."] = False
+    request_options: Annotated[bool, "Take `custom_params.pic.testing`, the options of `RequestProbe`."] = False
+    sharp_dummy: Annotated[
+        bool,
+        "Scale SGLang's dummy weights, which are so small that an answer hardly depends on the KV, to those of a model"
+        " whose attention chooses. Of a stock server too.",
+    ] = False
+    sync_debug: Annotated[
+        bool, "Have torch warn of every operation that makes the host wait for the GPU, from the first gap batch on."
+    ] = False
+    watch_rows: Annotated[
+        bool,
+        "Watch every KV row and account for every slot and lock: the part `books` of `/server_info` (slow, on a CPU).",
+    ] = False
+    record_dir: Annotated[
+        str | None, "Folder for what requests with `testing.record` computed: logits, spliced spans."
+    ] = None
 
     @property
     def names_on(self) -> list[str]:
@@ -53,20 +59,25 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a request of an experiment may ask for, under `custom_params.pic.testing`."""
 
-    donors_from: str | None = None
-    """The `extra_key` whose donors serve this request. Its own rows stay in its own namespace, so that requests of an
-    experiment neither see nor feed each other."""
-    rotate: bool = True
-    """False copies keys as they are: the naive control."""
-    flip_donors: bool = False
-    """Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be none: a
-    key carries its position with it.)"""
-    unlock_donors: bool = False
-    """Give the donors' locks back as soon as the request is planned: a fault for `watch_rows` to find."""
-    policy: dict[str, int | str] = {}
-    """Settings of the reuse policy for this request alone, any of them and within the bounds of the configuration."""
-    record: str | None = None
-    """Name of the file in `record_dir` that gets what this request computed."""
+    donors_from: Annotated[
+        str | None,
+        "The `extra_key` whose donors serve this request. Its own rows stay in its own namespace, so that requests of "
+        "an experiment neither see nor feed each other.",
+    ] = None
+    rotate: Annotated[bool, "False copies keys as they are: the naive control."] = True
+    flip_donors: Annotated[
+        bool,
+        "Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be "
+        "none: a key carries its position with it.)",
+    ] = False
+    unlock_donors: Annotated[
+        bool, "Give the donors' locks back as soon as the request is planned: a fault for `watch_rows` to find."
+    ] = False
+    policy: Annotated[
+        dict[str, int | str],
+        "Settings of the reuse policy for this request alone, any of them and within the bounds of the configuration.",
+    ] = {}
+    record: Annotated[str | None, "Name of the file in `record_dir` that gets what this request computed."] = None
 
     def __post_init__(self) -> None:
         if self.record is not None and not _RECORD_NAME.fullmatch(self.record):
