@@ -354,8 +354,6 @@ def _scale(name: str, shape: tuple[int, ...], family: str) -> float:
         return 1.0 if "sinks" in name else _BIAS
     if len(shape) == 5:
         return 1.0 / math.sqrt(math.prod(shape[1:]))
-    if "sink" in name or "bias" in name:
-        return 1.0 if "sink" in name else _BIAS
     # Experts of gpt-oss lie in one tensor, inputs before outputs.
     inputs = shape[-2] if "experts" in name and len(shape) == 3 else shape[-1]
     sharp = any(part in name for part in ("q_proj", "k_proj", "kv_a_proj"))
