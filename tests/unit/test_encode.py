@@ -78,6 +78,9 @@ def make_folder(folder: Path, template: object, kind: str = "byte_level") -> str
     return str(folder)
 
 
+BLANK_LINES = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """Folders by template and kind of tokenizer, each made once."""
@@ -180,6 +183,12 @@ def test_a_path_ends_with_the_token_that_ends_the_turn(tmp_path: Path) -> None:
     assert chatty != CHATML
     encoded = load_encoder(make_folder(tmp_path, chatty)).encode(make_call("over", answer="fox"))
     assert encoded.text(len(encoded.tokens), len(encoded.path)) == "fox<|im_end|>"
+
+
+def test_blank_lines_that_are_an_added_token_end_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.SPECIAL", [*SPECIAL, "\n\n"])
+    encoded = load_encoder(make_folder(tmp_path, BLANK_LINES)).encode(make_call("over the lazy dog", answer="fox"))
+    assert encoded.text(len(encoded.tokens), len(encoded.path)) == "assistant: fox"
 
 
 def test_text_of_single_tokens(folders: Folders) -> None:

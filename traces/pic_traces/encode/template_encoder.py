@@ -129,7 +129,8 @@ def _shape(template: ChatTemplate, added: re.Pattern[str] | None) -> Shape:
     closing = added.search(behind) if added is not None else None
     return Shape(
         added=added,
-        end_of_turn=closing.group().strip() if closing else None,
+        # Gemma's blank lines are added tokens, which close nothing.
+        end_of_turn=(closing.group().strip() or None) if closing else None,
         generation_prompt=asked[len(bare) :] if bare and asked and asked.startswith(bare) else "",
     )
 
