@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -175,9 +176,10 @@ def test_words_after_dashes_go_to_the_servers() -> None:
 
 
 FAKE_SERVER = """
-import http.server, os, signal, subprocess, sys
+import http.server, os, signal, subprocess, sys, tempfile
 port, behaviour = int(sys.argv[1]), sys.argv[2]
 print("fake server", sys.argv[2:], flush=True)
+print("file", tempfile.mkstemp()[1], flush=True)
 if behaviour == "crash-at-start":
     for number in range(40):
         print("line", number, flush=True)
@@ -254,13 +256,16 @@ def test_no_kernel_gives_a_servers_port_to_others_while_it_starts() -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["serve", "stubborn"])
-def test_no_process_is_left_after_stop(tmp_path: Path, behaviour: str) -> None:
+def test_no_process_and_no_temporary_file_is_left_after_stop(tmp_path: Path, behaviour: str) -> None:
     """One child ignores SIGTERM, the other has left the process group as well."""
     with make_server(tmp_path, behaviour) as server:
         pid = server.pid
         family = children(server.log_path)
         assert len(family) == 2
         assert all(psutil.pid_exists(child) for child in family)
+        (file,) = re.findall(r"^file (.*)$", server.log_path.read_text("utf8"), re.MULTILINE)
+        assert Path(file).exists()
+    assert not Path(file).parent.exists(), "all of a server's temporary files are in a folder of its own"
     assert not any(_alive(process) for process in (pid, *family))
 
 

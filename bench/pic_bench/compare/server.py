@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -117,6 +118,8 @@ class Server:
     ready_after_s: float = field(default=0.0, init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _family: set[psutil.Process] = field(default_factory=set, init=False)
+    _scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, init=False)
+    """For the server's temporary files: SGLang never removes its sockets, and no metrics when it is killed."""
 
     @property
     def base_url(self) -> str:
@@ -205,6 +208,8 @@ class Server:
         finally:
             # A second Ctrl-C lands here as well: the group is killed whatever happened above.
             left = self._kill_rest(process)
+            if self._scratch is not None:
+                self._scratch.cleanup()
         if left:
             raise BenchError(f"server processes outlived SIGKILL: {left}. End them by hand; log: {self.log_path}")
 
@@ -241,7 +246,9 @@ class Server:
     def _start(self) -> None:
         self.ready_after_s = 0.0
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        env = {name: value for name, value in {**os.environ, **(self.env or {})}.items() if value is not None}
+        self._scratch = tempfile.TemporaryDirectory(prefix="pic-server-", ignore_cleanup_errors=True)
+        wanted = {**os.environ, "TMPDIR": self._scratch.name, **(self.env or {})}
+        env = {name: value for name, value in wanted.items() if value is not None}
         with self.log_path.open("wb", buffering=0) as log:
             log.write(f"$ {shlex.join(without_secrets(self.command))}\n".encode())
             try:
@@ -249,6 +256,7 @@ class Server:
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
                 )
             except OSError as error:
+                self._scratch.cleanup()
                 raise BenchError(
                     f"cannot start the server ({error}). Command: {shlex.join(without_secrets(self.command))}"
                 ) from error
