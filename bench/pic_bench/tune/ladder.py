@@ -43,9 +43,9 @@ def survey(logs: Sequence[str], model: str, *, quiet: bool) -> dict[str, float]:
     Raises:
         TraceError: a log cannot be read.
     """
-    found = {}
+    found, encoder = {}, load_encoder(model)
     for rung in rungs():
-        census = Survey(logs, load_encoder(model), settings(rung), CacheScope.ALL)
+        census = Survey(logs, encoder, settings(rung), CacheScope.ALL)
         num_calls = census.prepare()
         if not quiet:
             print(f"census, {rung.name}: {num_calls:,} calls ...", file=sys.stderr, flush=True)
