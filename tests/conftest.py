@@ -20,7 +20,8 @@ MODELS = ROOT / ".models"
 # Set before anything imports a hub client, and inherited by every server a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
-# Two processes of pytest and their servers share the cores: a thread that waits for work must not spin.
+# Two processes of pytest and their servers share the cores: each computes on one, and what waits must not spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Run from a background job, a shell has left SIGINT ignored, and every process that a test interrupts would inherit it.

@@ -146,7 +146,7 @@ def test_ranks_plan_alike(tmp_path: Path) -> None:
         subprocess.Popen(
             [*command, str(rank)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": str(100 + rank), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONHASHSEED": str(100 + rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -202,11 +202,9 @@ def serve(
         launch_command(str(model), port, [*_COMMON_ARGS, *backend_args, *args]),
         port=port,
         log_path=log_dir / f"server-{port}.log",
-        # One thread: tests and servers of two processes share the cores of a small machine.
         env={
             CONFIG_VARIABLE: json.dumps(config),
             PROBE_VARIABLE: None if probe is None else json.dumps(probe),
-            "OMP_NUM_THREADS": "1",
             **(plugins.environment() if env is None else env),
         },
         start_timeout_s=_START_LIMIT_S,

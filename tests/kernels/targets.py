@@ -36,15 +36,9 @@ class Target:
         """Makes the ops take this implementation."""
         if self.is_fused:
             load_kernels(interpreted=self.device == "cpu")
-        threads = torch.get_num_threads()
-        # A few rows are not worth waking threads for, least of all on a loaded machine.
-        torch.set_num_threads(1)
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("SGLANG_PIC_KERNELS", self.backend)
-                yield
-        finally:
-            torch.set_num_threads(threads)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SGLANG_PIC_KERNELS", self.backend)
+            yield
 
 
 EAGER = Target("eager")

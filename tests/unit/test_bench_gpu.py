@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,15 +38,11 @@ DRY = Work(is_dry=True, folder=Path(), limit_s=2_000.0)
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tiny products are not worth waking threads for; there is no warm cache; `--backend` sets a variable."""
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no warm cache; `--backend` sets a variable."""
     monkeypatch.setattr(prefills, "_CHECK_TOKENS", 384)
     monkeypatch.setattr(kernels, "_POOL_BYTES", 1)
     monkeypatch.setenv("SGLANG_PIC_KERNELS", "auto")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_what_fails_or_has_no_time_left_is_told_and_the_rest_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +150,6 @@ from pic_bench.gpu.model import AttentionShape
 from pic_bench.gpu.attention_triton import TRITON
 from pic_bench.gpu.model_check import check_attention
 from sglang_pic.errors import UnsupportedError
-torch.set_num_threads(1)
 grouped, latent, expanded = (8, 2, 16, 16, 0, 0.25), (4, 1, 48, 32, 32, 0.2), (4, 4, 32, 16, 0, 0.2)
 for shape in grouped, latent, expanded, (6, 2, 16, 16, 0, 0.25):
     try:
@@ -167,7 +161,7 @@ for shape in grouped, latent, expanded, (6, 2, 16, 16, 0, 0.25):
 
 @NEEDS_TRITON
 def test_triton_attends_as_float32_does() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-W", "ignore", "-c", INTERPRETED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
