@@ -10,7 +10,7 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
@@ -71,10 +71,19 @@ class Answer(NamedTuple):
 
 
 def ask(cases: dict[str, tuple[list[str], str]]) -> dict[str, Answer]:
-    """The answers to several calls of the verb, in a process that ends with them; SGLang's source is read once."""
+    """The answers to several calls of the verb; SGLang's source and the tokenizer of each folder are read once."""
     from sglang_pic.adapter.doctor import examine
 
+    read, known = examine.read_tokenizer, {}
+
+    def read_once(server_args: Any) -> Any:
+        which = server_args.model_path, server_args.skip_tokenizer_init
+        if which not in known:
+            known[which] = read(server_args)
+        return known[which]
+
     examine.check_contract = functools.cache(examine.check_contract)
+    examine.read_tokenizer = read_once
     answers = {}
     for name, (words, config) in cases.items():
         os.environ["SGLANG_PIC_CONFIG"] = config
@@ -87,7 +96,16 @@ def ask(cases: dict[str, tuple[list[str], str]]) -> dict[str, Answer]:
 
 
 @pytest.fixture(scope="module")
-def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+def fresh() -> Iterator[ProcessPoolExecutor]:
+    """A process of its own: SGLang finds its platform once, and none may have asked for it before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def answers(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, fresh: ProcessPoolExecutor
+) -> dict[str, Answer]:
     """Servers on cards that are not here, of models without weights."""
     folder = tmp_path_factory.mktemp("models")
 
@@ -144,9 +162,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "no tokenizer": on("h100", without_tokenizer),
         "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192), "--enable-mixed-chunk"),
     }
-    # SGLang finds its platform once: here no process may have asked for it before.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        return fresh.submit(ask, cases).result(280)
+    return fresh.submit(ask, cases).result(280)
 
 
 SERVED = {
@@ -285,7 +301,7 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
 
 
 def ask_for_each(folder: Path) -> dict[str, list[tuple[list[str], str]]]:
-    """For each of `TYPED` the refusals of doctor and the error of start-up, in a process that ends with them."""
+    """For each of `TYPED` the refusals of doctor and the error of start-up."""
     from sglang_pic.adapter.doctor.examine import refusals_of
     from sglang_pic.adapter.doctor.families import load_families
     from sglang_pic.adapter.doctor.server import resolve
@@ -314,9 +330,10 @@ def ask_for_each(folder: Path) -> dict[str, list[tuple[list[str], str]]]:
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[list[str], str]]]:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        return fresh.submit(ask_for_each, tmp_path_factory.mktemp("refused")).result(280)
+def refused(
+    tmp_path_factory: pytest.TempPathFactory, fresh: ProcessPoolExecutor
+) -> dict[str, list[tuple[list[str], str]]]:
+    return fresh.submit(ask_for_each, tmp_path_factory.mktemp("refused")).result(280)
 
 
 @pytest.mark.feature(*TYPED)
