@@ -53,6 +53,8 @@ class Difference(NamedTuple):
     before: Tokens
     """The donor's tokens directly before the field."""
     new: Span
+    old_start: int
+    """Where `old` begins on the donor's path."""
 
     @property
     def key(self) -> tuple[Span, bytes]:
@@ -164,8 +166,9 @@ class Aligner:
             self.work += length
         if not len(old):
             return None
-        before = tokens_before(node, old_end - len(old), min(_FLANK_TOKENS, old_end - len(old)))
-        return Difference(old, before, (new_end - new_image, new_end))
+        old_start = old_end - len(old)
+        before = tokens_before(node, old_start, min(_FLANK_TOKENS, old_start))
+        return Difference(old, before, (new_end - new_image, new_end), old_start)
 
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
         """The lengths of a short difference that ends at these places, with equal text in front of it."""
@@ -211,7 +214,8 @@ class Aligner:
         for (old_from, old_to), (new_from, new_to) in reversed(parts):
             before = taken[max(0, flank + old_from - _FLANK_TOKENS) : flank + old_from]
             new = new_start + new_from, new_start + new_to
-            yield Difference(taken[flank + old_from : flank + old_to], before, new)
+            old = taken[flank + old_from : flank + old_to]
+            yield Difference(old, before, new, old_end - old_len + old_from)
 
     def _parts(self, old: list[int], new: list[int]) -> list[tuple[Span, Span]]:
         """A difference without the equal tokens inside it."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS, Aligner, Alignment, Difference
+from sglang_pic.core.key_order import KeyOrder
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.mentions import Mentions, find_mentions
 from sglang_pic.core.plan import Context, CostModel, DropReason, Run
@@ -68,8 +69,9 @@ class Guard:
         self._policy, self._tokens, self._lexicon, self._cost = policy, tokens, lexicon, cost
         self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
+        self._key_order = KeyOrder(tokens, lexicon or Lexicon())
         # Serial of a node -> the generation that the nodes above it say; id of a field -> the field, and whether it is
-        # one of messages.
+        # no change of a value.
         self._above: dict[int, int] = {}
         self._judged: dict[int, tuple[Difference, bool]] = {}
         self._work = 0
@@ -156,15 +158,18 @@ class Guard:
         found = self._aligner.align(node, start, shift)
         if self._lexicon is None or not 0 < len(found.fields) <= MAX_ALIGNED_FIELDS:
             return found
-        fields = tuple(field for field in found.fields if not self._holds_messages(field, self._lexicon))
+        fields = tuple(field for field in found.fields if not self._is_no_change(field, node, self._lexicon))
         return Alignment(Context.CHANGED, fields) if fields else Alignment(Context.MOVED)
 
-    def _holds_messages(self, field: Difference, lexicon: Lexicon) -> bool:
-        """Whether the difference is one of messages, or of their number: other text, not another value of a field."""
+    def _is_no_change(self, field: Difference, node: Node, lexicon: Lexicon) -> bool:
+        """Whether no field has another value: messages differ, or their number, or keys stand in another order."""
         known = self._judged.get(id(field))
         if known is None:
             sides = field.old, self._tokens[slice(*field.new)]
-            known = self._judged[id(field)] = field, any(map(lexicon.has_message_break, sides))
+            is_none = any(map(lexicon.has_message_break, sides)) or (
+                self._policy.edit != "in_place" and self._key_order.alone_differs(field, node)
+            )
+            known = self._judged[id(field)] = field, is_none
         return known[1]
 
     def _must_compute(self, fields: list[Difference]) -> list[Mentions]:

@@ -27,6 +27,8 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 # Several words that single signs join: 18:27, 2026-01-05, 3.5, job_12, main.py.
 _JOINED = re.compile(r"[^\W_]+(?:[-_.:/@'+,][^\W_]+)*")
 _NUMBER_SIGNS = tuple(".,:-/")
+# In the text of a token that is a part of a character.
+_NO_TEXT = "\ufffd"
 # Tokens of one word at most; longer ones are cut.
 _WORD_TOKENS = 24
 MESSAGE_BREAK = "\x1e\n"
@@ -73,6 +75,8 @@ class Lexicon:
         none = np.zeros(1, dtype=np.bool_)
         self._book = Book([], [], [], none, none, none, np.zeros(1, dtype=np.int64))
         self._breaks = none
+        self._spelled: list[str] = []
+        self._depths = self._sums = np.zeros(1, dtype=np.int64)
         # The ids by their bare text, and the longest of these.
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
         self._longest = 0
@@ -99,6 +103,13 @@ class Lexicon:
         book.folded.extend(folded)
         self._ways, self._ranks = {}, {}
         self._breaks = _append(self._breaks, ["\n" in text for text in added])
+        spelled = [
+            text if text and _NO_TEXT not in text else _name(token)
+            for token, text in enumerate(added, start=len(self._spelled))
+        ]
+        self._spelled += spelled
+        self._depths = _append(self._depths, [text.count("{") - text.count("}") for text in added])
+        self._sums = _append(self._sums, [sum(map(ord, filter(str.isalnum, text))) for text in spelled])
         self._book = book._replace(
             signed=_append(book.signed, signed),
             starts=_append(book.starts, [text[:1].isalnum() for text in added]),
@@ -109,6 +120,19 @@ class Lexicon:
     def text(self, tokens: Tokens) -> str:
         """The text of `tokens`; ids that are unknown have none."""
         return "".join(_text(self._book.texts, token) for token in tokens.tolist())
+
+    def spelling(self, tokens: Tokens) -> str:
+        """As `text`, with a name of its own for each token that has none, or a part of a character."""
+        known = len(self)
+        return "".join([self._spelled[token] if 0 <= token < known else _name(token) for token in tokens.tolist()])
+
+    def depths(self, tokens: Tokens) -> npt.NDArray[np.int64]:
+        """How many more braces each token opens than it closes."""
+        return self._depths.take(tokens, mode="clip")
+
+    def sums(self, tokens: Tokens) -> npt.NDArray[np.int64]:
+        """A number for the letters and digits of each token: their sum is the same in whatever order they stand."""
+        return self._sums.take(tokens, mode="clip")
 
     def line_start(self, tokens: Tokens, place: int, most: int) -> int:
         """Where the line of `place` begins, at most `most` tokens before it."""
@@ -306,6 +330,10 @@ class _Search:
     def _clipped(self, place: int) -> int:
         known = len(self._book.texts)
         return min(max(int(self._tokens[place]), 0), known) if 0 <= place < len(self._tokens) else known
+
+
+def _name(token: int) -> str:
+    return f"{_NO_TEXT}{token};"
 
 
 def _remember(known: dict[str, _V], word: str, value: _V) -> None:

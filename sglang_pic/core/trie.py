@@ -182,6 +182,14 @@ def tokens_before(node: Node, end: int, length: int) -> Tokens:
     return np.concatenate(parts[::-1]) if parts else node.tokens[:0]
 
 
+def tokens_between(node: Node, start: int, end: int) -> Tokens:
+    """`[start, end)` of a path through `node`: behind it of the first branch, and less where that is shorter."""
+    while node.end < end and node.children:
+        node = next(iter(node.children.values()))
+    end = max(start, min(end, node.end))
+    return tokens_before(node, end, end - start)
+
+
 class Rows(IntEnum):
     """Which tokens of a path an equal span may cover."""
 
