@@ -138,6 +138,10 @@ CHANGES = {
     "prose": ("Ann is before Bea. " + LONG, "Bea is before Ann. " + LONG),
     "pairs without an object": ("x=1, y=2. " + LONG, "y=2, x=1. " + LONG),
     "cut off": (spelled(x="1", y="2", note=NOTE)[:-1], spelled(y="2", x="1", note=NOTE)[:-1]),
+    "order and what follows": (
+        f"{spelled(x='1', y='2')} costs 5. {LONG}",
+        f"{spelled(y='2', x='1')} costs 6. {LONG}",
+    ),
     "beside the object": (
         f"{spelled(x='1', note=NOTE)} costs 5 {words(80, 6)}",
         f"{spelled(x='1', note=NOTE)} costs 6 {words(80, 6)}",
