@@ -22,8 +22,6 @@ AboveZero = Annotated[float, Range(0)]
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
 CERTIFIED: Final = "certified"
 """The preset of the configuration that stands for the one of a certificate."""
-DEFAULT_PRESET: Final[str] = "careful"
-"""The preset of a configuration that names none; `CERTIFIED` may be it, too."""
 
 
 class ContentEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,7 +180,7 @@ def read_config(text: str, *, certified: str | None = None) -> PicConfig:
     try:
         given, kind = msgspec.json.decode(text), PicConfig
         if isinstance(given, dict) and isinstance(core := given.setdefault("core", {}), dict):
-            if core.setdefault("preset", DEFAULT_PRESET) == CERTIFIED:
+            if core.get("preset") == CERTIFIED:
                 core["preset"], kind = certified or "careful", PicConfig if certified else UncertifiedConfig
             given["core"] = with_preset(core)
         config = msgspec.convert(given, kind)

@@ -13,7 +13,6 @@ from pic_traces.source import TRACE_HELP
 from tqdm import tqdm
 
 from sglang_pic.census.outcome import Outcome
-from sglang_pic.config import CERTIFIED, DEFAULT_PRESET
 from sglang_pic.core import CoreConfig, ReusePolicy, with_preset
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
@@ -50,9 +49,7 @@ def policy_of(args: argparse.Namespace) -> CoreConfig:
         ConfigError: a value is not allowed.
     """
     asked = {name: value for name in settings_of(ReusePolicy) if (value := getattr(args, name)) is not None}
-    # No certificate is at hand: then a server's preset is the careful one.
-    default = {} if DEFAULT_PRESET == CERTIFIED else {"preset": DEFAULT_PRESET}
-    return CoreConfig(**with_preset(default | asked))
+    return CoreConfig(**with_preset(asked))
 
 
 def check_inputs(args: argparse.Namespace) -> None:

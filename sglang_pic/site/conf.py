@@ -114,6 +114,7 @@ method
 found
 gain
 fidelity
+models
 defaults
 documents
 changed-fields

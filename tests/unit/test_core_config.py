@@ -9,7 +9,6 @@ import re
 import msgspec
 import pytest
 
-from sglang_pic import config
 from sglang_pic.census import inputs
 from sglang_pic.config import PicConfig, UncertifiedConfig, load_config, read_config
 from sglang_pic.core import PRESETS, CoreConfig, PlanOptions
@@ -84,18 +83,11 @@ def test_a_certified_preset_is_settled_when_the_configuration_is_read_again() ->
     assert read_config('{"core": {"preset": "balanced"}}', certified="most").core.preset == "balanced"
 
 
-@pytest.mark.parametrize("default", ["balanced", "certified"])
-def test_the_default_preset_is_one_line(default: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "DEFAULT_PRESET", default)
-    for text in ("", "{}", '{"core": {"sink_tokens": 32}}'):
-        monkeypatch.setenv("SGLANG_PIC_CONFIG", text)
-        found = load_config()
-        assert isinstance(found, UncertifiedConfig) == (default == "certified")
-        assert found.core == CoreConfig(**({} if default == "certified" else PRESETS[default]))
-    assert read_config('{"core": {"preset": "careful"}}') == PicConfig()
-    monkeypatch.setattr(inputs, "DEFAULT_PRESET", default)
+def test_the_default_preset_is_that_of_servers_and_of_the_census(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_PIC_CONFIG", "")
+    assert load_config() == PicConfig() == read_config('{"core": {"preset": "careful"}}')
     inputs.add_policy_arguments(parser := argparse.ArgumentParser())
-    assert inputs.policy_of(parser.parse_args(["--sink", "32"])) == found.core, "the census counts what it saves"
+    assert inputs.policy_of(parser.parse_args(["--sink", "32"])) == CoreConfig()
 
 
 def test_a_preset_holds_where_nothing_is_given() -> None:

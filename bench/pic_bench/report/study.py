@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from pic_bench.report.markdown import markdown_table
-from pic_bench.report.numbers import JINJA, divergence, table_of, times
+from pic_bench.report.numbers import JINJA, divergence, percent, table_of, times
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "results"
 PAGES: Final = RESULTS / "study"
@@ -84,6 +84,31 @@ def _interval(estimate: Json, write: str) -> str:
     return f"{value} ({low} to {high})"
 
 
+def _reuse_and_loss(cells: Sequence[Json], arm: str) -> str:
+    """Of an arm of TRACE: the share of the prefix cache's misses that is spliced, and the mean KL over 32 tokens."""
+    by_arm = {cell["arm"]: cell for cell in cells}
+    if arm not in by_arm:
+        return "-"
+    cell = by_arm[arm]
+    reuse = cell["chunk_hit_tokens"] / by_arm["exact"]["computed_tokens"]
+    return f"{percent(reuse, 0)}: {divergence(cell['forced_kl']['value'])}"
+
+
+def _right(cells: Sequence[Json], arm: str) -> str:
+    """Of an arm of TASKS: how many answers are right, of how many that a full prefill answers right."""
+    cell = next(cell for cell in cells if cell["arm"] == arm)
+    return f"{round(cell['n'] * cell['right']['value'])} of {cell['n']}"
+
+
+def _rung(rungs: Sequence[Json], *names: str) -> str:
+    """Of a setting of `tune`, under any of its names: the share of the misses, and the mean loss of both halves."""
+    found = next(rung for rung in rungs if rung["name"] in names)
+    halves = [(found["chosen_on"], found["chosen_loss"])] if found["chosen_on"] else []
+    halves += [(found["loss"]["n"], found["loss"]["value"])] if found["loss"] else []
+    num = sum(n for n, _ in halves)
+    return percent(found["reuse"], 0) + (f": {divergence(sum(n * loss for n, loss in halves) / num)}" if num else "")
+
+
 def _kl_of(cells: Sequence[Json], donors: str, arm: str) -> str:
     found = [cell["kl"]["value"] for cell in cells if (cell["donors"], cell["arm"]) == (donors, arm)]
     return divergence(found[0]) if found else "-"
@@ -95,6 +120,9 @@ JINJA.filters |= {
     "kl_of": _kl_of,
     "mean": fmean,
     "num_right": lambda cell: round(cell["n"] * cell["score"]["value"]),
+    "reuse_and_loss": _reuse_and_loss,
+    "right": _right,
+    "rung": _rung,
     "same_tokens": lambda found, others: sum(a["tokens"] == b["tokens"] for a, b in zip(found, others, strict=True)),
     "speedup": lambda of: f"{times(of['ttft_speedup_p50'])} ({of['requests']})" if of["requests"] else "-",
     "tokens_a_pass": lambda found: sum(len(of["tokens"]) - 1 for of in found) / sum(of["num_verified"] for of in found),
