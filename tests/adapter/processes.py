@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
@@ -19,6 +18,7 @@ from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
+from tests.with_sglang import with_sglang
 
 
 def on_live_model(cases: Callable[[Any, Any], object], model: object, **server: Any) -> Any:
@@ -29,8 +29,8 @@ def on_live_model(cases: Callable[[Any, Any], object], model: object, **server: 
         model: the model's folder.
         server: further arguments of SGLang's `ServerArgs`.
     """
-    ours, theirs = _with_sglang().Pipe(duplex=False)
-    process = _with_sglang().Process(target=_load, args=(theirs, cases, str(model), server))
+    ours, theirs = with_sglang().Pipe(duplex=False)
+    process = with_sglang().Process(target=_load, args=(theirs, cases, str(model), server))
     process.start()
     theirs.close()
     assert ours.poll(280), "the model's process says nothing"
@@ -38,14 +38,6 @@ def on_live_model(cases: Callable[[Any, Any], object], model: object, **server: 
     process.join(20)
     assert is_well, found
     return found
-
-
-@cache
-def _with_sglang() -> ForkServerContext:
-    """Processes that have imported SGLang when they begin: that is most of the time of a small model's."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sglang.benchmark.one_batch", "sglang.srt.plugins", "sglang.srt.server_args"])
-    return context
 
 
 def _load(results: Connection, cases: Callable[[Any, Any], object], model: str, server: dict[str, Any]) -> None:
@@ -63,7 +55,9 @@ def _load(results: Connection, cases: Callable[[Any, Any], object], model: str, 
         load_plugins()
         load_model, one_batch.load_model = one_batch.load_model, run
         args = ServerArgs(model_path=model, device="cpu", max_total_tokens=1_600, **server)
-        one_batch.main(args, one_batch.BenchArgs())
+        # SGLang does not remove its temporary files.
+        with tempfile.TemporaryDirectory() as tempfile.tempdir:
+            one_batch.main(args, one_batch.BenchArgs())
     except Exception:
         results.send((False, traceback.format_exc()))
 

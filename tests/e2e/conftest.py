@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.e2e import plugins
+from tests.e2e import faults, plugins
 from tests.e2e.servers import SERVERS, OneServer
 from tests.e2e.serving import TEST_LIMIT_S, Client
+from tests.with_sglang import ForkedPopen
 
 _NAMES = list(SERVERS)
 _RUNNING = pytest.StashKey[OneServer]()
@@ -43,6 +47,22 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Stops the server where the next test has no use for it."""
     if _RUNNING in item.config.stash:
         item.config.stash[_RUNNING].stop_unless(_servers_of(nextitem))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_servers() -> Iterator[None]:
+    """Servers that fork their processes are forked from one that has imported SGLang.
+
+    Not those with a plugin that has to come before the imports, because it changes torch.
+    """
+    late = {env[plugins.VARIABLE] for env in (plugins.environment(), faults.ENVIRONMENT)}
+
+    def start(command: Sequence[str], *, env: Mapping[str, str], **how: Any) -> Any:
+        return (ForkedPopen if env.get(plugins.VARIABLE) in late else subprocess.Popen)(command, env=env, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pic_bench.compare.server.subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+        yield
 
 
 @pytest.fixture(scope="session")

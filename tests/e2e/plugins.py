@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 _HERE: Final = Path(__file__).resolve().parent
-_VARIABLE: Final = "PIC_TEST_PLUGINS"
+VARIABLE: Final = "PIC_TEST_PLUGINS"
+"""Names the functions that a server calls when it starts."""
 
 
 def environment(*names: str, packages: tuple[Path, ...] = ()) -> dict[str, str]:
@@ -26,28 +27,39 @@ def environment(*names: str, packages: tuple[Path, ...] = ()) -> dict[str, str]:
         packages: folders that its imports look into first.
     """
     path = (_HERE / "plugin", _HERE.parent.parent, *packages, *filter(None, sys.path))
-    return {"PYTHONPATH": os.pathsep.join(map(str, path)), _VARIABLE: " ".join((f"{__name__}:fork", *names))}
+    return {"PYTHONPATH": os.pathsep.join(map(str, path)), VARIABLE: " ".join((f"{__name__}:fork", *names))}
 
 
 def register() -> None:
     """Call what the environment names; nothing else is imported before."""
-    for name in os.environ[_VARIABLE].split():
+    for name in os.environ[VARIABLE].split():
         module, _, function = name.partition(":")
         getattr(import_module(module), function)()
 
 
 def fork() -> None:
-    """Have the server fork its other processes from the first one, which has imported what they would import again.
+    """Have the server fork its other processes from the first one, which has imported SGLang and read the tokenizer.
 
-    Imports are two thirds of a start. Users have processes with imports of their own, and so have the servers of
-    `sglang-pic compare` under test.
+    That is most of a start, and each process would do it again. Users have processes with imports of their own, and so
+    has the shared server `smollm2`.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def after(*_: object, **__: object) -> None:
+    def after(_: None, server_args: Any) -> None:
+        from sglang_pic.adapter.startup.tokenizer import read_tokenizer
+
         multiprocessing.set_start_method("fork", force=True)
+        read_tokenizer(server_args)
+
+    read: dict[str, Any] = {}
+
+    def once(get_tokenizer: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in read:
+            read[name] = get_tokenizer(name, *args, **kwargs)
+        return read[name]
 
     HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", after, HookType.AFTER)
+    HookRegistry.register("sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer", once, HookType.AROUND)
 
 
 def without_pinned_memory() -> None:

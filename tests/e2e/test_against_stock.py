@@ -45,6 +45,7 @@ def test_off_gives_the_tokens_of_stock(
     assert [a.cached_tokens for a in answers] == [a.cached_tokens for a in expected]
 
 
+@pytest.mark.usefixtures("quick_servers")
 def test_compare_ends_with_a_report(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Fresh servers, a real replay, and a summary whose sums agree, on a small early-divergence workload."""
     out = tmp_path / "run"
