@@ -93,7 +93,7 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "careful": {},
-    # Four models lose at most .006 nats a token on agents' calls, lookups in reordered lists more: study/models.md.
+    # Four models lose at most .006 nats a token on agents' calls, more where text is in another order: study/models.md.
     "balanced": {"preset": "balanced", "tail_tokens": 64, "near_tokens": 256},
     "most": {"preset": "most", "seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0, "edit": "in_place"},
 }
