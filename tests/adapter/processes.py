@@ -18,7 +18,7 @@ from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
-from tests.with_sglang import with_sglang
+from tests.forked.with_sglang import with_sglang
 
 
 def on_live_model(cases: Callable[[Any, Any], object], model: object, **server: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What processes of `tests/with_sglang.py` have imported when they begin."""
+"""What processes of `with_sglang.py` have imported when they begin."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 def with_sglang() -> ForkServerContext:
     """How such processes are started, all from one that has imported what `tests/imported.py` does."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.imported"])
+    context.set_forkserver_preload(["tests.forked.imported"])
     return context
 
 
