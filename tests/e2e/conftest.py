@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,12 +54,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def _forked_servers() -> Iterator[None]:
     """Servers that fork their processes are forked from one that has imported SGLang.
 
-    Not those with a plugin that has to come before the imports, because it changes torch.
+    Not those with a plugin that has to come before the imports, because it changes torch, or with a variable of their
+    own that SGLang may read when it is imported.
     """
     late = {env[plugins.VARIABLE] for env in (plugins.environment(), faults.ENVIRONMENT)}
 
     def start(command: Sequence[str], *, env: Mapping[str, str], **how: Any) -> Any:
-        return (ForkedPopen if env.get(plugins.VARIABLE) in late else subprocess.Popen)(command, env=env, **how)
+        own = {name for name, value in env.items() if name.startswith("SGLANG_") and os.environ.get(name) != value}
+        is_forked = env.get(plugins.VARIABLE) in late and all(name.startswith("SGLANG_PIC_") for name in own)
+        return (ForkedPopen if is_forked else subprocess.Popen)(command, env=env, **how)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pic_bench.compare.server.subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))

@@ -19,7 +19,7 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     """What is where, and what is wrong with it."""
 
     is_idle: bool
-    """No request has a row. Only then everything is accounted for."""
+    """No request has a row, and HiCache copies none. Only then everything is accounted for."""
     problems: list[str]
     """What is lost, held or wrong, in words."""
     wrong_rows: dict[str, int]
@@ -77,7 +77,9 @@ class Bookkeeper:
     def read(self) -> Books:
         """The books; on the scheduler's thread."""
         tree, runner, watch = self._tree, self._runner, self._watch
-        is_idle = len(runner.req_to_token_pool.free_slots) == runner.req_to_token_pool.size
+        # HiCache locks the rows that it copies.
+        is_copying = tree.ongoing_write_through or tree.ongoing_load_back
+        is_idle = len(runner.req_to_token_pool.free_slots) == runner.req_to_token_pool.size and not is_copying
         walk = tree.tree_core.walk_for_kv_canary(unlocked_only=False, swa_resident_only=False)
         index = tree.planning._index
         stats = index.stats()
