@@ -69,7 +69,7 @@ class Guard:
         self._policy, self._tokens, self._lexicon, self._cost = policy, tokens, lexicon, cost
         self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
-        self._key_order = KeyOrder(tokens, lexicon or Lexicon())
+        self._key_order = KeyOrder(tokens, lexicon) if lexicon is not None and policy.edit != "in_place" else None
         # Serial of a node -> the generation that the nodes above it say; id of a field -> the field, and whether it is
         # no change of a value.
         self._above: dict[int, int] = {}
@@ -162,12 +162,12 @@ class Guard:
         return Alignment(Context.CHANGED, fields) if fields else Alignment(Context.MOVED)
 
     def _is_no_change(self, field: Difference, node: Node, lexicon: Lexicon) -> bool:
-        """Whether no field has another value: messages differ, or their number, or keys stand in another order."""
+        """Whether the difference is no other value: messages differ, or their number, or only the order of keys."""
         known = self._judged.get(id(field))
         if known is None:
             sides = field.old, self._tokens[slice(*field.new)]
             is_none = any(map(lexicon.has_message_break, sides)) or (
-                self._policy.edit != "in_place" and self._key_order.alone_differs(field, node)
+                self._key_order is not None and self._key_order.alone_differs(field, node)
             )
             known = self._judged[id(field)] = field, is_none
         return known[1]

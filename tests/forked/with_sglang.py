@@ -18,7 +18,7 @@ from typing import IO, Any
 
 @cache
 def with_sglang() -> ForkServerContext:
-    """How such processes are started, all from one that has imported what `tests/imported.py` does."""
+    """How such processes are started, all from one that has imported what `imported.py` does."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.forked.imported"])
     return context

@@ -84,25 +84,29 @@ def _interval(estimate: Json, write: str) -> str:
     return f"{value} ({low} to {high})"
 
 
+def _of_arm(cells: Sequence[Json], arm: str) -> Any:
+    """The cell of an arm; None where the run has none."""
+    return next((cell for cell in cells if cell["arm"] == arm), None)
+
+
 def _reuse_and_loss(cells: Sequence[Json], arm: str) -> str:
     """Of an arm of TRACE: the share of the prefix cache's misses that is spliced, and the mean KL over 32 tokens."""
-    by_arm = {cell["arm"]: cell for cell in cells}
-    if arm not in by_arm:
+    cell = _of_arm(cells, arm)
+    if cell is None:
         return "-"
-    cell = by_arm[arm]
-    reuse = cell["chunk_hit_tokens"] / by_arm["exact"]["computed_tokens"]
+    reuse = cell["chunk_hit_tokens"] / _of_arm(cells, "exact")["computed_tokens"]
     return f"{percent(reuse, 0)}: {divergence(cell['forced_kl']['value'])}"
 
 
 def _right(cells: Sequence[Json], arm: str) -> str:
     """Of an arm of TASKS: how many answers are right, of how many that a full prefill answers right."""
-    cell = next(cell for cell in cells if cell["arm"] == arm)
+    cell = _of_arm(cells, arm)
     return f"{round(cell['n'] * cell['right']['value'])} of {cell['n']}"
 
 
-def _rung(rungs: Sequence[Json], *names: str) -> str:
-    """Of a setting of `tune`, under any of its names: the share of the misses, and the mean loss of both halves."""
-    found = next(rung for rung in rungs if rung["name"] in names)
+def _rung(rungs: Sequence[Json], name: str) -> str:
+    """Of a setting of `tune`: the share of the misses, and the mean loss of both halves."""
+    found = next(rung for rung in rungs if rung["name"] == name)
     halves = [(found["chosen_on"], found["chosen_loss"])] if found["chosen_on"] else []
     halves += [(found["loss"]["n"], found["loss"]["value"])] if found["loss"] else []
     num = sum(n for n, _ in halves)
@@ -120,6 +124,7 @@ JINJA.filters |= {
     "kl_of": _kl_of,
     "mean": fmean,
     "num_right": lambda cell: round(cell["n"] * cell["score"]["value"]),
+    "of_arm": _of_arm,
     "reuse_and_loss": _reuse_and_loss,
     "right": _right,
     "rung": _rung,
