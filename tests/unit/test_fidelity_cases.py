@@ -22,7 +22,7 @@ from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.tasks import MAX_ANSWER_TOKENS, read_call, same_call, task_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.config import QUICK_SIZES
+from pic_bench.fidelity.config import QUICK_SIZES, Sizes
 from pic_bench.fidelity.measure import Unrealised, check_realised, measure
 from pic_bench.fidelity.record import Donors, Experiment, TemplateSet
 from pic_bench.fidelity.target import NOBODY, Recorded
@@ -138,7 +138,7 @@ def tasks(text: ModelText, model_dir: Callable[[str], Path], tmp_path_factory: p
             ]
             file.write(json.dumps({"session_id": f"s{n}", "tools": schemas, "messages": messages, "turns": [2]}) + "\n")
     questions = [list(generated_questions("facts", limit=2, seed=0))]
-    kinds = task_jobs(questions, [str(trace)], text, str(model_dir("smollm2")), 2, 0)
+    kinds = task_jobs(questions, [str(trace)], text, str(model_dir("smollm2")), Sizes(tasks=2), (), 0)
     assert [len(kind) for kind in kinds] == [2, 2, 2, 2], "of two calls that were answered alike one is taken"
     return list(chain.from_iterable(kinds))
 
@@ -157,6 +157,18 @@ def test_tasks_are_judged_and_most_of_them_was_computed_elsewhere(tasks: list[Jo
         assert sum(found) > len(found) // 8
         assert common_len(donor, case.prompt) < 64, "an exact hit would not be spliced"
         assert [arm.name for arm in job.arms] == ["full", "exact", "careful", "balanced", "no-tail", "most", "naive"]
+
+
+def test_longer_tasks_have_more_documents_around_the_same_question(tasks: list[Job], text: ModelText) -> None:
+    questions = [list(generated_questions("facts", limit=2, seed=0))]
+    policies = [parse_policy("near=tail:64,near:65536")]
+    longer = chain.from_iterable(task_jobs(questions, [], text, "", Sizes(tasks=2, length=3), policies, 0))
+    short = {job.case.name: job.case for job in tasks}
+    for job in longer:
+        assert [arm.name for arm in job.arms] == ["full", "exact", "near", "naive"]
+        before = short[job.case.name]
+        assert job.case.gold == before.gold or job.case.source == "edits"
+        assert len(job.case.prompt) > 1.5 * len(before.prompt) or job.case.source == "facts", "a few facts are all"
 
 
 def test_edits_apply_and_json_has_the_keys_and_values(tasks: list[Job], text: ModelText) -> None:

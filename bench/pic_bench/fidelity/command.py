@@ -92,8 +92,8 @@ def _config(args: argparse.Namespace) -> Config:
     for policy in args.policy:
         parse_policy(policy)
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
-    if args.policy and not {Experiment.TRACE, Experiment.EDITS} & {*experiments}:
-        raise ConfigError(f"--policy {args.policy[0]!r}: trace and edits have policies; add --experiment trace.")
+    if args.policy and not {Experiment.TRACE, Experiment.EDITS, Experiment.TASKS} & {*experiments}:
+        raise ConfigError(f"--policy {args.policy[0]!r}: trace, edits and tasks have policies; add --experiment trace.")
     asked = {name: getattr(args, name) for name in settings_of(Sizes)}
     sizes = QUICK_SIZES if args.quick else Sizes()
     # A run that has no use for policies can be resumed after the default ones have changed.

@@ -36,6 +36,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     seams: Annotated[tuple[int, ...], "Seam tokens of grid."] = (0, 1, 2, 4, 8, 16, 32)
     edits: Annotated[Number, "Prompts of edits, from the templates in turn."] = 240
     tasks: Annotated[Number, "Prompts of each kind of task."] = 60
+    length: Annotated[int, Range(1, 8), "How many times the usual documents the prompts of tasks have."] = 1
     calls: Annotated[int | None, "Only the first N calls of every trace."] = None
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...]
     sizes: Sizes
     policies: tuple[str, ...]
-    """Of TRACE, as on the command line; of EDITS, beside its own."""
+    """Of TRACE and TASKS, as on the command line; of EDITS, beside its own."""
     orders: tuple[str, ...] = (RECORDED,)
     """Of TRACE's sessions."""
     min_chunk_hit: int

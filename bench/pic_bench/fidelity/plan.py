@@ -58,13 +58,14 @@ def make_plan(config: Config) -> Plan:
     else:
         texts = trace_texts(name)
     pool = TextPool(Path(name).name, texts, text)
-    policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
+    policies = named_policies(config)
+    edited = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in policies]
     makers: dict[Experiment, Callable[[], Iterable[Job]]] = {
         Experiment.GRID: lambda: grid_jobs(sizes, pool, text, seed),
         Experiment.QA: lambda: qa_jobs(in_turn(chosen_questions(config, sizes.questions)), text, seed),
-        Experiment.EDITS: lambda: edit_jobs(config.edit_set, sizes.edits, text, seed, policies),
+        Experiment.EDITS: lambda: edit_jobs(config.edit_set, sizes.edits, text, seed, edited),
         Experiment.TASKS: lambda: in_turn(
-            task_jobs(chosen_questions(config, sizes.tasks), _traces(config), text, config.model, sizes.tasks, seed)
+            task_jobs(chosen_questions(config, sizes.tasks), _traces(config), text, config.model, sizes, policies, seed)
         ),
     }
     jobs = [job for experiment, make in makers.items() if experiment in config.experiments for job in make()]

@@ -74,14 +74,16 @@ def answer_tokens(text: ModelText, question: Question) -> int:
     return max(ANSWER_TOKENS, len(_answer_ids(text, question)) + ANSWER_TOKENS // 2)
 
 
-def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:
+def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int, length: int = 1) -> Case:
     """The prompt of one question: all documents with the answer, and others; short ones are joined, long ones are cut.
+
+    `length` times as many documents are taken, and of lists of values as many lines.
 
     A cut document is the part around a gold answer, or around the sentence nearest to question and answer where the
     answer is in other words; of lists of values, whole lines.
     """
     rng = random.Random(f"qa-{seed}-{question.name}")
-    blocks = _blocks(text, question, rng)
+    blocks = _blocks(text, question, rng, length)
     target = frames.target(question)
     return Case(
         experiment=Experiment.QA,
@@ -100,15 +102,15 @@ def _answer_ids(text: ModelText, question: Question) -> list[int]:
     return text.ids(f" {answer}" if question.lead[-1:].isalnum() else answer)
 
 
-def _blocks(text: ModelText, question: Question, rng: random.Random) -> list[list[int]]:
-    cut = {i: _cut(text, document, question) for i, document in enumerate(question.documents)}
+def _blocks(text: ModelText, question: Question, rng: random.Random, length: int) -> list[list[int]]:
+    cut = {i: _cut(text, document, question, length) for i, document in enumerate(question.documents)}
     holding = sorted(question.supporting) or [
         i for i, document in enumerate(question.documents) if _find(document, question.answers) is not None
     ]
     others = [i for i in cut if i not in holding]
     rng.shuffle(others)
-    most = MAX_RETRIEVAL_DOCUMENTS if question.is_retrieval else MAX_DOCUMENTS
-    kept = sorted([*holding, *others][:most])
+    most = length * (MAX_RETRIEVAL_DOCUMENTS if question.is_retrieval else MAX_DOCUMENTS)
+    kept = sorted([*holding, *others][: min(most, len(_WORDS.markers))])
     rng.shuffle(kept)
     blocks: list[list[int]] = []
     for i in kept:
@@ -122,20 +124,20 @@ def _blocks(text: ModelText, question: Question, rng: random.Random) -> list[lis
     return blocks
 
 
-def _cut(text: ModelText, document: str, question: Question) -> list[int]:
+def _cut(text: ModelText, document: str, question: Question, length: int) -> list[int]:
     ids = text.document(f"\n{document}")
     if len(ids.ids) <= MAX_DOCUMENT_TOKENS:
         return ids.ids
     middle = _middle(document, question)
-    lines = _lines_around(text, document, middle) if question.is_retrieval else []
+    lines = _lines_around(text, document, middle, length * MAX_LINES_TOKENS) if question.is_retrieval else []
     return lines or ids.window(middle, MAX_DOCUMENT_TOKENS)
 
 
-def _lines_around(text: ModelText, document: str, character: int) -> list[int]:
+def _lines_around(text: ModelText, document: str, character: int, max_tokens: int) -> list[int]:
     """A character's line and as many whole lines around it as fit; none if the line itself does not fit."""
     lines = [text.ids(f"\n{line}") for line in document.split("\n")]
     middle = document.count("\n", 0, character)
-    start, end, room = middle, middle + 1, MAX_LINES_TOKENS - len(lines[middle])
+    start, end, room = middle, middle + 1, max_tokens - len(lines[middle])
     if room < 0:
         return []
     while start > 0 and len(lines[start - 1]) <= room:

@@ -27,6 +27,7 @@ from pic_bench.fidelity.arms import CONTROLS, NAIVE, RETEST, TASK_POLICIES, Arm,
 from pic_bench.fidelity.cases.case import Case, Job, place_blocks, words
 from pic_bench.fidelity.cases.qa import QaFrames, answer_tokens, qa_case
 from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.metrics import score_answer
 from pic_bench.fidelity.record import Donors, Experiment
 
@@ -35,6 +36,7 @@ MAX_ANSWER_TOKENS = 64
 SPARE_TOKENS = 12
 """Generated beyond the length of a right answer."""
 NUM_PERSONS = 6
+OTHER_TEXT_TOKENS = 160
 FILE_TOKENS = (360, 200)
 PROMPT_TOKENS = range(400, 1500)
 """Of a trace, lengths of the calls that are taken."""
@@ -71,22 +73,33 @@ class _Tool(msgspec.Struct):
 
 
 def task_jobs(
-    questions: Sequence[Sequence[Question]], traces: Sequence[str], text: ModelText, model: str, num: int, seed: int
+    questions: Sequence[Sequence[Question]],
+    traces: Sequence[str],
+    text: ModelText,
+    model: str,
+    sizes: Sizes,
+    policies: Sequence[Arm],
+    seed: int,
 ) -> list[list[Job]]:
-    """So many prompts of each set of questions, of each trace, of JSON and of edits.
+    """`sizes.tasks` prompts of each set of questions, of each trace, of JSON and of edits.
+
+    Args:
+        policies: the arms beside the controls; `TASK_POLICIES` where there are none.
 
     Raises:
         TraceError: a trace cannot be read, or the model's template refuses a call.
     """
-    policies = [msgspec.structs.replace(parse_policy(policy), donors=Donors.CONTEXT) for policy in TASK_POLICIES]
+    policies = policies or [parse_policy(policy) for policy in TASK_POLICIES]
+    policies = [msgspec.structs.replace(policy, donors=Donors.CONTEXT) for policy in policies]
     controls = [arm for arm in CONTROLS if arm != RETEST]
     arms = (*controls, *policies, msgspec.structs.replace(NAIVE, donors=Donors.CONTEXT))
     frames = QaFrames(text)
+    num, length = sizes.tasks, sizes.length
     kinds: list[Iterator[Job]] = [
-        (_question_job(frames, text, question, arms, seed) for question in some) for some in questions
+        (_question_job(frames, text, question, arms, seed, length) for question in some) for some in questions
     ]
-    kinds += [_call_jobs(trace, text, model, arms, seed) for trace in traces]
-    kinds += [map(partial(make, frames, text, arms, seed), range(num)) for make in (_json_job, _edit_job)]
+    kinds += [_call_jobs(trace, text, model, arms, seed, length) for trace in traces]
+    kinds += [map(partial(make, frames, text, arms, seed, length), range(num)) for make in (_json_job, _edit_job)]
     return [list(islice(kind, num)) for kind in kinds]
 
 
@@ -128,16 +141,18 @@ def _decoded(text: str) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _question_job(frames: QaFrames, text: ModelText, question: Question, arms: tuple[Arm, ...], seed: int) -> Job:
-    case = qa_case(frames, text, question, seed=seed)
+def _question_job(
+    frames: QaFrames, text: ModelText, question: Question, arms: tuple[Arm, ...], seed: int, length: int
+) -> Job:
+    case = qa_case(frames, text, question, seed=seed, length=length)
     judge = partial(answers_question, question)
     # What is spliced is up to the policies: no blocks are meant.
     case = replace(case, experiment=Experiment.TASKS, blocks=(), judge=judge)
     return Job(case=case, arms=arms, answer_tokens=answer_tokens(text, question))
 
 
-def _json_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: int, number: int) -> Job:
-    """An object of all facts about one of several persons."""
+def _json_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: int, length: int, number: int) -> Job:
+    """An object of all facts about one of several persons; longer prompts have other documents between the persons."""
     said, rng = words("json", TaskWords), random.Random(f"json-{seed}-{number}")
     names, facts, lives = make_lives(rng, NUM_PERSONS)
     asked = rng.randrange(NUM_PERSONS)
@@ -146,13 +161,14 @@ def _json_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: in
     judge = partial(is_object, facts[asked], said.lead)
     # A seam leaves too little of one life to be spliced.
     documents = ["\n".join(pair) for pair in zip(lives[::2], lives[1::2], strict=True)]
+    documents += [make_text(rng, OTHER_TEXT_TOKENS) for _ in range(3 * (length - 1))]
     return _job(f"json-{number}", frames, text, said, asks, documents, gold, judge, arms, rng)
 
 
-def _edit_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: int, number: int) -> Job:
-    """Another default of a function's parameter, in one of two files."""
+def _edit_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: int, length: int, number: int) -> Job:
+    """Another default of a function's parameter, in one of `2 * length` files."""
     said, rng = words("edits", TaskWords), random.Random(f"edits-{seed}-{number}")
-    files = {make_path(rng): make_code(rng, size, lambda line: len(text.ids(line))) for size in FILE_TOKENS}
+    files = {make_path(rng): make_code(rng, size, lambda line: len(text.ids(line))) for size in FILE_TOKENS * length}
     path, file = next(iter(files.items()))
     line = rng.choice([found for found in _DEFAULT.finditer(file) if file.count(found[0]) == 1])
     new = str(rng.choice([value for value in range(1, 100) if value != int(line["old"])]))
@@ -192,12 +208,15 @@ def _job(
     return Job(case=case, arms=arms, answer_tokens=min(MAX_ANSWER_TOKENS, len(ids) + SPARE_TOKENS))
 
 
-def _call_jobs(trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], seed: int) -> Iterator[Job]:
+def _call_jobs(
+    trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], seed: int, length: int
+) -> Iterator[Job]:
     """The tool calls of a trace whose prompts are neither short nor long, each recorded answer once."""
     encoder, source = load_encoder(model), Path(trace).name.partition(".")[0]
     calls = [call for session in load(trace) for call in session.calls() if _tool_of(call)]
     random.Random(f"tasks-{seed}-{source}").shuffle(calls)
     seen: set[str] = set()
+    num_prompt_tokens = range(length * PROMPT_TOKENS.start, length * PROMPT_TOKENS.stop)
     for call in calls:
         rng = random.Random(f"tasks-{seed}-{call.session_id}-{call.index}")
         short = _shortened(call, text)
@@ -211,7 +230,7 @@ def _call_jobs(trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], s
         gold = text.ids(name + rest)
         # The template's end of the turn, and what a model would say after the call, are generated in vain.
         num_tokens = len(gold) + SPARE_TOKENS
-        if answer in seen or len(prompt) not in PROMPT_TOKENS or num_tokens > MAX_ANSWER_TOKENS:
+        if answer in seen or len(prompt) not in num_prompt_tokens or num_tokens > MAX_ANSWER_TOKENS:
             continue
         seen.add(answer)
         case = Case(
