@@ -36,7 +36,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     seams: Annotated[tuple[int, ...], "Seam tokens of grid."] = (0, 1, 2, 4, 8, 16, 32)
     edits: Annotated[Number, "Prompts of edits, from the templates in turn."] = 240
     tasks: Annotated[Number, "Prompts of each kind of task."] = 60
-    length: Annotated[int, Range(1, 8), "How many times the usual documents the prompts of tasks have."] = 1
+    length: Annotated[int, Range(1, 4), "How many times the usual documents the prompts of tasks have."] = 1
     calls: Annotated[int | None, "Only the first N calls of every trace."] = None
 
     def __post_init__(self) -> None:

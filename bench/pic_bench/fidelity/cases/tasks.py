@@ -36,7 +36,7 @@ MAX_ANSWER_TOKENS = 64
 SPARE_TOKENS = 12
 """Generated beyond the length of a right answer."""
 NUM_PERSONS = 6
-OTHER_TEXT_TOKENS = 160
+OTHER_TEXT_TOKENS = 240
 FILE_TOKENS = (360, 200)
 PROMPT_TOKENS = range(400, 1500)
 """Of a trace, lengths of the calls that are taken."""
@@ -161,7 +161,7 @@ def _json_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: in
     judge = partial(is_object, facts[asked], said.lead)
     # A seam leaves too little of one life to be spliced.
     documents = ["\n".join(pair) for pair in zip(lives[::2], lives[1::2], strict=True)]
-    documents += [make_text(rng, OTHER_TEXT_TOKENS) for _ in range(3 * (length - 1))]
+    documents += [make_text(rng, OTHER_TEXT_TOKENS) for _ in range(2 * (length - 1))]
     return _job(f"json-{number}", frames, text, said, asks, documents, gold, judge, arms, rng)
 
 
