@@ -37,7 +37,7 @@ _COUNTS: Final = slice(12, 16)
 
 def install_sender() -> None:
     """Register the hook of a prefill server; SGLang applies it when its registry is applied."""
-    hook("after", "disaggregation.utils.MetadataBuffers.set_buf", _send_counts)
+    hook(__name__, "MetadataBuffers.set_buf", _send_counts)
 
 
 def create_decode_cache(ctx: BuildContext, policy: ReusePolicy, modes: Modes) -> Any:
@@ -64,9 +64,9 @@ def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
             logger.exception("sglang_pic: request %s is kept apart from spliced rows", req.rid)
             scheduler.serve_apart(req)
 
-    hook("after", "managers.schedule_batch.Req.__init__", on_request)
-    hook("after", "managers.schedule_batch.Req.build_rebootstrap_payload", _ask_again)
-    hook("around", "disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req", _receive_counts)
+    hook(__name__, "Req.__init__", on_request)
+    hook(__name__, "Req.build_rebootstrap_payload", _ask_again)
+    hook(__name__, "DecodeTransferQueue._commit_transfer_to_req", _receive_counts)
     modes.install()
     scheduler.install_details()
 

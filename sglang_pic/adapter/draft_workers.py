@@ -12,7 +12,7 @@ _workers: list[Any] = []
 
 def install() -> None:
     """Register the hook; SGLang applies it before it makes a worker."""
-    hook("after", "speculative.base_spec_worker.BaseSpecWorker.__init__", _note)
+    hook(__name__, "BaseSpecWorker.__init__", _note)
 
 
 def drafts_of(target_worker: object) -> list[Any]:

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
-from typing import Any, Literal
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from sglang_pic.errors import ContractError
+
+HOOKS: Final[Mapping[str, Mapping[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf8"))
+"""By our modules the functions of SGLang that they wrap, each with the moment."""
 
 _registered: list[tuple[str, Callable[..., Any]]] = []
 """What this process registered, `(target, function)`; as SGLang's own registry it only grows."""
 
 
-def hook(when: Literal["before", "after", "around"], target: str, function: Callable[..., Any]) -> None:
-    """Register a hook; SGLang wraps the target when all plugins have run, or when its registry is applied again.
+def hook(owner: str, name: str, function: Callable[..., Any]) -> None:
+    """Register a hook of `hooks.toml`; SGLang wraps the target when all plugins have run, or when its registry is
+    applied again. `before` and `after` are called as `function(*args)` and `function(result, *args)`, where an answer
+    other than `None` replaces the result; `around` as `function(original, *args)`.
 
     Args:
-        when: `before` calls `function(*args)` first, `after` calls `function(result, *args)` and replaces the result by
-            what comes back unless that is `None`, `around` calls `function(original, *args)` instead.
-        target: the path below `sglang.srt`; nothing of it is imported.
+        owner: the `__name__` of the module that the table has the hook under.
+        name: the end of the target's path, which is the only one of the owner's that ends so; nothing is imported.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    target, when = listed(owner, name)
     HookRegistry.register(f"sglang.srt.{target}", function, HookType(when))
     _registered.append((f"sglang.srt.{target}", function))
+
+
+def listed(owner: str, name: str) -> tuple[str, str]:
+    """The path and the moment that the table has for a hook."""
+    rows = HOOKS[owner.removeprefix("sglang_pic.adapter.")].items()
+    (found,) = ((path, when) for path, when in rows if f".{path}".endswith(f".{name}"))
+    return found
 
 
 def apply_hooks() -> None:

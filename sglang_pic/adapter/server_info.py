@@ -26,7 +26,7 @@ def install(parts: Mapping[str, Callable[[], msgspec.Struct]], dp_rank: int | No
     def add_entry(output: Any, _controller: object, _request: object) -> None:
         output.internal_state["pic"] = rank | {name: msgspec.to_builtins(read()) for name, read in parts.items()}
 
-    hook("after", f"{_CONTROLLER}.get_internal_state", add_entry)
+    hook(__name__, "SchedulerInternalStateController.get_internal_state", add_entry)
 
 
 def take(key: str, refuse: Callable[[float], str], apply: Callable[[float], None]) -> None:
@@ -47,4 +47,4 @@ def take(key: str, refuse: Callable[[float], str], apply: Callable[[float], None
 
         return {**known, key: _UpdateHandler(validate, lambda _, value: apply(value))}
 
-    hook("after", f"{_CONTROLLER}._update_handlers", handlers)
+    hook(__name__, "SchedulerInternalStateController._update_handlers", handlers)

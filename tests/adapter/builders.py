@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
+from sglang_pic.adapter.hooks import listed
 from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
@@ -213,8 +214,9 @@ def hooks_of(patch: pytest.MonkeyPatch, *modules: ModuleType) -> dict[str, Calla
     """The functions that these modules install from here on, by when they are called: `after Class.method`."""
     found: dict[str, Callable[..., Any]] = {}
 
-    def keep(kind: str, target: str, function: Callable[..., Any]) -> None:
-        found.setdefault(f"{kind} {'.'.join(target.split('.')[-2:])}", function)
+    def keep(owner: str, name: str, function: Callable[..., Any]) -> None:
+        target, when = listed(owner, name)
+        found.setdefault(f"{when} {'.'.join(target.split('.')[-2:])}", function)
 
     for module in modules:
         patch.setattr(module, "hook", keep)

@@ -42,23 +42,26 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
     module.Runner = made  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(hooks, "_registered", [])
+    names = ("Runner.forward", "Runner.init_new", "Runner.backward", "Walker.forward")
+    whens = {"here": "around", "there": "after"}
+    monkeypatch.setattr(hooks, "HOOKS", {o: {f"pic_test_target.{n}": w for n in names} for o, w in whens.items()})
     monkeypatch.setattr(registry, "_hooks", type(registry._hooks)(list))
     monkeypatch.setattr(registry, "_patched", set())
     return made
 
 
 def test_hooks_in_place_are_proved(target: Any) -> None:
-    hook("around", "pic_test_target.Runner.forward", double)
-    hook("after", "pic_test_target.Runner.forward", annotate)
-    hook("after", "pic_test_target.Runner.init_new", annotate)
+    hook("here", "Runner.forward", double)
+    hook("there", "Runner.forward", annotate)
+    hook("there", "Runner.init_new", annotate)
     apply_hooks()
     assert (target().forward(), target.init_new()) == ("hooked stock hooked", "stock hooked")
 
 
 @pytest.mark.parametrize("gone", ["Runner.backward", "Walker.forward"])
 def test_a_target_that_is_gone_stops_the_server(gone: str) -> None:
-    hook("around", "pic_test_target.Runner.forward", double)
-    hook("around", f"pic_test_target.{gone}", double)
+    hook("here", "Runner.forward", double)
+    hook("here", gone, double)
     with pytest.raises(ContractError, match=rf"^sglang\.srt\.pic_test_target\.{gone}: not hooked, .*without"):
         apply_hooks()
 
@@ -67,14 +70,14 @@ def test_a_target_that_another_plugin_hooked_first_stops_the_server(target: Any)
     """SGLang wraps a target once: hooks that are registered afterwards do nothing, and SGLang says nothing."""
     registry.register("sglang.srt.pic_test_target.Runner.forward", annotate)
     registry.apply_hooks()
-    hook("around", "pic_test_target.Runner.forward", double)
+    hook("here", "Runner.forward", double)
     with pytest.raises(ContractError, match=r"Runner\.forward: not hooked"):
         apply_hooks()
     assert target().forward() == "stock hooked"
 
 
 def test_another_plugin_may_wrap_what_we_hooked_but_not_replace_it(target: Any) -> None:
-    hook("around", "pic_test_target.Runner.forward", double)
+    hook("here", "Runner.forward", double)
     apply_hooks()
     registry._patched.clear()
     registry.register("sglang.srt.pic_test_target.Runner.forward", annotate)

@@ -41,8 +41,7 @@ class FirstTokens:
 def install(audit: Audit) -> None:
     """Register all but the observer; SGLang applies the hooks later."""
     server_info.take(RESUME_KEY, *_resumption(audit))
-    scheduler, components = "managers.scheduler.Scheduler", "managers.scheduler_components"
-    weights = f"{components}.weight_updater.SchedulerWeightUpdaterManager"
+    _scheduler, _components = "managers.scheduler.Scheduler", "managers.scheduler_components"
 
     def sleep(original: Callable[..., None], scheduler: Scheduler) -> None:
         if not audit.has_work:
@@ -57,14 +56,14 @@ def install(audit: Audit) -> None:
     def before_weights(*_: object, **__: object) -> None:
         audit.abandon()
 
-    hook("before", f"{scheduler}.on_idle", audit.step_if_idle)
-    hook("around", f"{scheduler}.maybe_sleep_on_idle", sleep)
-    hook("after", f"{scheduler}.process_batch_result", after_result)
-    hook("after", f"{scheduler}.record_weight_version_change", after_weights)
+    hook(__name__, "Scheduler.on_idle", audit.step_if_idle)
+    hook(__name__, "Scheduler.maybe_sleep_on_idle", sleep)
+    hook(__name__, "Scheduler.process_batch_result", after_result)
+    hook(__name__, "Scheduler.record_weight_version_change", after_weights)
     # NOTE: SGLang takes a server on which work waits for idle. From here on its weights are gone or being written.
-    hook("before", f"{weights}.begin_weight_update", before_weights)
-    hook("after", f"{weights}.end_weight_update", after_weights)
-    hook("before", f"{weights}.release_memory_occupation", before_weights)
+    hook(__name__, "SchedulerWeightUpdaterManager.begin_weight_update", before_weights)
+    hook(__name__, "SchedulerWeightUpdaterManager.end_weight_update", after_weights)
+    hook(__name__, "SchedulerWeightUpdaterManager.release_memory_occupation", before_weights)
 
 
 def _resumption(audit: Audit) -> tuple[Callable[[float], str], Callable[[float], None]]:

@@ -55,8 +55,8 @@ def install(path: ForwardPath) -> None:
         narrowed.prefix_lens, narrowed.batch_size = ahead.gap.prefix_lens, partial(len, ahead.gap.owners)
         return ahead.replays and original(local_batch=narrowed, **options)
 
-    hook("around", f"{_MODULE}.SchedulerDPAttnAdapter.prepare_mlp_sync_batch", tell_gaps)
-    hook("around", f"{_MODULE}._local_prefill_cuda_graph_vote", vote)
+    hook(__name__, "SchedulerDPAttnAdapter.prepare_mlp_sync_batch", tell_gaps)
+    hook(__name__, "_local_prefill_cuda_graph_vote", vote)
 
 
 @contextmanager

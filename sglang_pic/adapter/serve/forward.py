@@ -104,10 +104,10 @@ class ForwardPath:
 
     def install(self) -> None:
         """Register the hooks; SGLang applies them when its registry is applied."""
-        hook("after", "model_executor.forward_batch_info.ForwardBatch.init_new", self._prepare)
-        hook("around", "model_executor.model_runner.ModelRunner.forward", self._forward)
-        hook("around", "layers.logits_processor.LogitsMetadata.from_forward_batch", self._logits_metadata)
-        hook("around", "models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method", self._mla_method)
+        hook(__name__, "ForwardBatch.init_new", self._prepare)
+        hook(__name__, "ModelRunner.forward", self._forward)
+        hook(__name__, "LogitsMetadata.from_forward_batch", self._logits_metadata)
+        hook(__name__, "DeepseekV2AttentionMLA.dispatch_attn_forward_method", self._mla_method)
 
     def _prepare(
         self, forward_batch: ForwardBatch, _cls: type, batch: ScheduleBatch, model_runner: ModelRunner, **_: object

@@ -27,12 +27,11 @@ _APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 
 def install() -> None:
     """Register the hooks; SGLang applies them after all plugins have run."""
-    manager = "managers.tokenizer_manager.TokenizerManager"
-    hook("after", f"{manager}.__init__", _with_http_server)
-    hook("before", f"{manager}.generate_request", _take_headers)
-    hook("before", f"{manager}._validate_one_request", _validate)
-    hook("after", "managers.multi_tokenizer_mixin.MultiTokenizerRouter.__init__", _with_http_workers)
-    hook("after", "entrypoints.openai.utils.cached_tokens_details_from_dict", _with_chunk_hits)
+    hook(__name__, "TokenizerManager.__init__", _with_http_server)
+    hook(__name__, "TokenizerManager.generate_request", _take_headers)
+    hook(__name__, "TokenizerManager._validate_one_request", _validate)
+    hook(__name__, "MultiTokenizerRouter.__init__", _with_http_workers)
+    hook(__name__, "cached_tokens_details_from_dict", _with_chunk_hits)
 
 
 def install_http() -> None:
@@ -46,7 +45,7 @@ def install_http() -> None:
     from sglang_pic.adapter.contract import HTTP, check_contract
 
     check_contract(HTTP)
-    hook("around", "entrypoints.http_server.serve_generate_request", _serve_generate)
+    hook(__name__, "serve_generate_request", _serve_generate)
     apply_hooks()
     http_server.app.add_middleware(HeaderCheck)
     _allow_extra_fields()

@@ -47,11 +47,10 @@ def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
     def after_weights(*_: object, **__: object) -> None:
         tree.change_weights()
 
-    hook("after", "managers.schedule_batch.Req.__init__", on_request)
-    hook("after", "managers.scheduler.Scheduler.get_prefill_adder_class", _adder_class)
-    hook("after", "managers.scheduler.Scheduler.record_weight_version_change", after_weights)
-    updater = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-    hook("after", f"{updater}.end_weight_update", after_weights)
+    hook(__name__, "Req.__init__", on_request)
+    hook(__name__, "Scheduler.get_prefill_adder_class", _adder_class)
+    hook(__name__, "Scheduler.record_weight_version_change", after_weights)
+    hook(__name__, "SchedulerWeightUpdaterManager.end_weight_update", after_weights)
     modes.install()
     install_details()
 
@@ -63,7 +62,7 @@ def install_adapters(tree: PicRadixCache) -> None:
         if result.success:
             tree.unload_adapter(recv_req.lora_id)
 
-    hook("after", "managers.scheduler.Scheduler.unload_lora_adapter", after_unload)
+    hook(__name__, "Scheduler.unload_lora_adapter", after_unload)
 
 
 def install_store(tree: PicRadixCache, store: StoreTier) -> None:
@@ -101,19 +100,16 @@ def install_store(tree: PicRadixCache, store: StoreTier) -> None:
         num_pages = original(controller, operation, store.keys_to_read(operation, pages), slots, *args)
         return store.check(operation, pages, slots, num_pages)
 
-    hook("after", "managers.scheduler.Scheduler._prefetch_kvcache", after_prefetch)
-    controller = "managers.cache_controller.HiCacheController"
-    hybrid = "mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
-    hook("around", f"{hybrid}._page_backup", around_backup)
-    hook("around", f"{hybrid}._storage_hit_query", around_query)
-    hook("around", f"{hybrid}._sync_prefetch_hit_query", around_agreement)
-    hook("around", f"{controller}._page_transfer_kv_batch", around_transfer)
+    hook(__name__, "Scheduler._prefetch_kvcache", after_prefetch)
+    hook(__name__, "HybridCacheController._page_backup", around_backup)
+    hook(__name__, "HybridCacheController._storage_hit_query", around_query)
+    hook(__name__, "HybridCacheController._sync_prefetch_hit_query", around_agreement)
+    hook(__name__, "HiCacheController._page_transfer_kv_batch", around_transfer)
 
 
 def install_details() -> None:
     """Register the hook that shows chunk hits in responses."""
-    streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
-    hook("after", f"{streamer}.get_cached_tokens_details", _details)
+    hook(__name__, "SchedulerOutputStreamer.get_cached_tokens_details", _details)
 
 
 def receive(req: Req, auditor: Auditor, policy: ReusePolicy, modes: Modes, *, restarts: int = 0) -> None:
