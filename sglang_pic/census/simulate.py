@@ -29,7 +29,8 @@ from sglang_pic.core import (
     Path,
     PlanOptions,
     Run,
-    intersect_spans,
+    rows_from_store,
+    rows_of_request,
 )
 
 _NAMESPACE = "census"
@@ -132,17 +133,17 @@ class Cache:
         plan = self._plan(tokens, prefix_len=match.prefix_len)
         served = (match.prefix_len, *(run.target_end for run in plan.runs))
         runs = tuple(self._span(run, end) for run, end in zip(plan.runs, served, strict=False))
-        # As on the server: of what the tree did not have, the runs are spliced and the rest is computed.
-        stored = max(self._prefixes.insert(path, ref.number), match.prefix_len)
-        self._index.publish(
-            _NAMESPACE,
-            path,
-            [(stored, len(path))],
-            spliced=[(max(run.start, stored), run.end) for run in runs if run.end > stored],
-            approximate=intersect_spans(prefix.approximate([run[:2] for run in runs], len(path)), stored, len(path)),
-            generations=[(max(run.target_start, stored), run.generation) for run in plan.runs],
-            delimiters=self._encoder.delimiters,
+        stored = self._prefixes.insert(path, ref.number)
+        rows = rows_of_request(
+            len(path),
+            stored,
+            matched_len=match.prefix_len,
+            prefix=prefix,
+            spliced=[run[:2] for run in runs],
+            generations=[(run.target_start, run.generation) for run in plan.runs],
         )
+        if rows is not None:
+            self._index.note(_NAMESPACE, path, rows, self._encoder.delimiters)
         if self._store is not None:
             exact_end = self._index.exactness(_NAMESPACE, path).exact_len
             # As on the server, which writes a node whole or not at all.
@@ -171,14 +172,8 @@ class Cache:
             end, exact_end = store.load_end(path, start)
             if end > start:
                 self._prefixes.insert(path[:end], call)
-                self._index.publish(
-                    _NAMESPACE,
-                    path[:end],
-                    [(start, exact_end)] if start < exact_end else [],
-                    approximate=[(exact_end, end)],
-                    generations=[(exact_end, self._index.config.max_generation)] if exact_end < end else [],
-                    delimiters=self._encoder.delimiters,
-                )
+                rows = rows_from_store(start, end, exact_end, self._index.config.max_generation)
+                self._index.note(_NAMESPACE, path[:end], rows, self._encoder.delimiters)
                 self.num_loaded += end - start
 
     def _resolve(self, path: Path, end: int) -> int:

@@ -12,6 +12,7 @@ from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
 from sglang_pic.core.policy import PRESETS, ReusePolicy, has_bolder_preset, with_preset
+from sglang_pic.core.published import rows_from_store, rows_of_request
 from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.steps import PositionSteps
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
@@ -51,5 +52,7 @@ __all__ = [
     "common_len",
     "has_bolder_preset",
     "intersect_spans",
+    "rows_from_store",
+    "rows_of_request",
     "with_preset",
 ]

@@ -28,6 +28,7 @@ from sglang_pic.core.exactness import Exactness, exactness_of, mark_approximate
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.plan import Plan, PlanOptions
 from sglang_pic.core.planner import Planner, Resolver
+from sglang_pic.core.published import Published
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
 from sglang_pic.core.trie import Node, Trie, tokens_before
@@ -143,43 +144,20 @@ class ContentIndex:
         Args:
             namespace: nothing crosses it.
             tokens: the whole path; what is stored of it already is shared. The last `names.lookahead` have no rows.
-            computed: spans whose rows in the tree its request computed at their positions. Their chunks become donors.
-            spliced: spans whose rows in the tree came from a splice: no donor points there from now on. Where both
-                name a position, `spliced` holds.
-            approximate: spans whose rows in the tree are spliced, or were computed behind spliced ones, wherever those
-                are. Those of `spliced` need not be named.
-            generations: `(position, number)`: rows from the position on were computed behind rows that have so many
-                changed fields behind them. What the index knows of the path holds as well.
+            computed, spliced, approximate, generations: as in `Published`; positions in none keep what was known.
             delimiters: ids of the tokens that open or close a message; chunks do not reach across them.
 
         Where paths part in the middle of a name, each has rows of its own for the same tokens, and the trie one
         position for all of them: it is eligible as long as the rows of all these paths are.
 
-        Positions in neither keep what was known of them; unknown ones are no donors. NOTE: therefore whoever lets
-        spliced rows into the tree must name them here before the next plan. Cost: one walk over the stored
-        part, then O(new tokens).
+        NOTE: whoever lets spliced rows into the tree must name them here before the next plan. Cost: one walk over the
+        stored part, then O(new tokens).
         """
-        self.note(
-            namespace,
-            tokens,
-            computed,
-            spliced=spliced,
-            approximate=approximate,
-            generations=generations,
-            delimiters=delimiters,
-        )
+        self.note(namespace, tokens, Published(computed, spliced, approximate, generations), delimiters)
         self.settle()
 
     def note(
-        self,
-        namespace: Hashable,
-        tokens: Tokens,
-        computed: Sequence[Span],
-        *,
-        spliced: Sequence[Span] = (),
-        approximate: Sequence[Span] = (),
-        generations: Sequence[tuple[int, int]] = (),
-        delimiters: frozenset[int] = frozenset(),
+        self, namespace: Hashable, tokens: Tokens, rows: Published, delimiters: frozenset[int] = frozenset()
     ) -> None:
         """Publish later: at `settle`, or before anything else reads or changes the index. Cost O(1).
 
@@ -188,8 +166,7 @@ class ContentIndex:
         """
         require_tokens(tokens)
         if len(tokens):
-            spans = (computed, spliced, approximate)
-            self._noted.append(partial(self._publish, namespace, tokens, *spans, generations, delimiters))
+            self._noted.append(partial(self._publish, namespace, tokens, rows, delimiters))
 
     def settle(self) -> None:
         """Publish what was noted.
@@ -201,16 +178,8 @@ class ContentIndex:
             with self._changing():
                 self._noted.popleft()()
 
-    def _publish(
-        self,
-        namespace: Hashable,
-        tokens: Tokens,
-        computed: Sequence[Span],
-        spliced: Sequence[Span],
-        approximate: Sequence[Span],
-        generations: Sequence[tuple[int, int]],
-        delimiters: frozenset[int],
-    ) -> None:
+    def _publish(self, namespace: Hashable, tokens: Tokens, rows: Published, delimiters: frozenset[int]) -> None:
+        computed, spliced, approximate, generations = rows
         space = self._space(namespace)
         path, stored = self._store(space, tokens)
         holes = list(spliced)

@@ -250,9 +250,9 @@ def test_rows_that_the_tree_did_not_adopt_make_no_donors() -> None:
     published: list[Any] = []
     keep = rank.index.note
 
-    def note(namespace: object, tokens: Any, computed: Any, **others: Any) -> None:
-        published.append((len(tokens), computed))
-        keep(namespace, tokens, computed, **others)  # type: ignore[arg-type]
+    def note(namespace: Any, tokens: Any, rows: Any, delimiters: Any) -> None:
+        published.append((len(tokens), rows.computed))
+        keep(namespace, tokens, rows, delimiters)
 
     rank.index.note = note  # type: ignore[method-assign]
     for tokens in (TEXT, [*TEXT, *TEXT[:40]]):

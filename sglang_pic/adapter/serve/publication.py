@@ -11,7 +11,7 @@ from sglang_pic.adapter.serve.media import plain_ids, tokens_of
 from sglang_pic.adapter.serve.planning import tree_namespace
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.adapter.serve.telling import Telling
-from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, intersect_spans
+from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, rows_from_store, rows_of_request
 
 
 class Publication:
@@ -29,7 +29,7 @@ class Publication:
     def publish(
         self, req: Req, path_len: int, *, adopted_from: int, adopted_again: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Note which rows of `[adopted_from, path_len)` the request computed itself, and which were spliced.
+        """Note which of the request's rows it computed itself, and which were spliced, by `rows_of_request`.
 
         The text is cut in `settle`, after the answer, or before the next plan.
 
@@ -37,46 +37,28 @@ class Publication:
             req: the request; its rows are in the tree.
             path_len: how many.
             adopted_from: those before were there already.
-            adopted_again: but of these the tree had rows on the host only, and took ours for the device. Both copies
-                may be read from then on: what we spliced is no donor, and what we computed is none that was none.
-
-        NOTE: only rows that the tree adopted count. Rows of another request that got there first stay as that request
-        published them; ours were freed as duplicates.
+            adopted_again: but of these the tree had rows on the host only, and took ours for the device.
         """
         state: RequestState = req.pic
         if state.matched_len is None:
             return
-        start = max(adopted_from, state.matched_len)
-        again = [span for span in adopted_again if span[1] > state.matched_len]
-        if start >= path_len and not again:
-            return
-        first = max(state.matched_len, again[0][0]) if again else start
-        adopted = [*again, (start, path_len)]
-        spliced = [part for span in adopted for part in intersect_spans(state.spliced, *span)]
-        # NOTE: a row that was computed behind spliced ones is approximate, although the tree may have another request's
-        # computed rows in their place.
-        behind = state.prefix.approximate(state.spliced, path_len)
-        self._index.note(
-            tree_namespace(req),
-            tokens_of(req, path_len + self._index.names.lookahead),
-            [(start, path_len)] if start < path_len else [],
-            spliced=spliced,
-            approximate=[part for span in adopted for part in intersect_spans(behind, *span)],
-            # Before `first` the tree may have cleaner rows of another request: ours were computed behind our own.
-            generations=[(max(position, first), number) for position, number in state.generations],
-            delimiters=self._delimiters,
+        rows = rows_of_request(
+            path_len,
+            adopted_from,
+            matched_len=state.matched_len,
+            prefix=state.prefix,
+            spliced=state.spliced,
+            generations=state.generations,
+            adopted_again=adopted_again,
         )
+        if rows is not None:
+            tokens = tokens_of(req, path_len + self._index.names.lookahead)
+            self._index.note(tree_namespace(req), tokens, rows, self._delimiters)
 
     def publish_loaded(self, namespace: Namespace, tokens: Tokens, start: int, exact_end: int) -> None:
-        """Note the rows of a path that came from a store, from `start` on.
-
-        Up to `exact_end` other servers computed them, at their positions. Those behind are spliced, or stand behind
-        spliced ones, or their server had forgotten which: no donors, approximate, and as old as rows may be that are.
-        """
-        behind = [(max(start, exact_end), len(tokens))] if exact_end < len(tokens) else []
-        old = [(begin, self._index.config.max_generation) for begin, _ in behind]
-        exact = [(start, min(exact_end, len(tokens)))] if start < exact_end else []
-        self._index.note(namespace, tokens, exact, approximate=behind, generations=old, delimiters=self._delimiters)
+        """Note the rows of a path that came from a store, from `start` on; up to `exact_end` they are exact."""
+        rows = rows_from_store(start, len(tokens), exact_end, self._index.config.max_generation)
+        self._index.note(namespace, tokens, rows, self._delimiters)
 
     def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:
         """Whether the rows of a path have no more changed fields behind them than donors may have."""
