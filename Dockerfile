@@ -11,7 +11,6 @@ COPY pyproject.toml README.md LICENSE ./
 COPY sglang_pic sglang_pic
 COPY kernels kernels
 COPY traces traces
-COPY bench/pic_bench bench/pic_bench
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 FROM python:3.11-slim-bookworm AS demo

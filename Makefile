@@ -71,7 +71,7 @@ if [ -z "$$found" ]; then \
 fi
 endef
 
-$(STAMP): requirements-cpu.txt pyproject.toml .venv/.torch-wanted
+$(STAMP): requirements-cpu.txt pyproject.toml bench/pyproject.toml .venv/.torch-wanted
 	@if ! $(BIN)/python -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
 	  $(FIND_PYTHON); \
 	  echo "setup: making .venv with $$found"; \
@@ -81,7 +81,7 @@ $(STAMP): requirements-cpu.txt pyproject.toml .venv/.torch-wanted
 	if [ ! $@ -nt .venv/.torch-wanted ]; then echo "setup: installing $$wanted"; $(PIP) install "$$wanted"; fi
 	@echo 'setup: installing requirements-cpu.txt (about 200 packages)'
 	@$(PIP) install -qq --no-deps -r requirements-cpu.txt
-	@$(PIP) install -qq --no-deps --no-build-isolation -e .
+	@$(PIP) install -qq --no-deps --no-build-isolation -e . -e bench
 	@$(BIN)/python -c 'import torch; cuda = torch.version.cuda; \
 	  build = f"CUDA {cuda} build (large, works too; for a CPU build: make setup TORCH=PATH.whl)" if cuda else "CPU build"; \
 	  print(f"setup: torch {torch.__version__}, {build}"); \
@@ -146,7 +146,7 @@ contract: setup $(foreach version,$(OTHER_SGLANG),.versions/sglang==$(version)) 
 
 .PHONY: reference
 reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
-	$(BIN)/python -m sglang_pic.reference
+	$(BIN)/python -m pic_bench.pages.reference
 
 .PHONY: study
 study: setup ## write the tables of the study's pages from the records in bench/results
@@ -160,7 +160,7 @@ site: setup .versions/docs ## build the documentation and the companion into run
 .PHONY: matrix
 matrix: setup ## run the tests that show the matrix of what is supported, and write their outcomes into it
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -p tests.e2e.matrix -m feature $(ARGS)
-	$(BIN)/python -m sglang_pic.reference
+	$(BIN)/python -m pic_bench.pages.reference
 
 .PHONY: bench-core
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC alone
@@ -225,13 +225,13 @@ format: setup ## let ruff format the code and fix what it can
 	$(BIN)/ruff format .
 
 .PHONY: wheel
-wheel: setup ## build the sdist, and the wheel from it, into dist/
+wheel: setup ## build both sdists, and the wheels from them, into dist/
 	rm -rf dist
-	$(BIN)/python -m hatchling build --target sdist --directory dist
+	for part in . bench; do (cd $$part; $(CURDIR)/$(BIN)/python -m hatchling build --target sdist --directory $(CURDIR)/dist); done
 	$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 
 .PHONY: test-wheel
-test-wheel: setup ## install the wheel in an empty environment and run every verb there
+test-wheel: setup ## install the wheels in an empty environment and run every verb there
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/unit/test_wheel.py
 
 .PHONY: tested

@@ -1,7 +1,7 @@
 """Cuts a release: `make release VERSION=1.2.3`, with `ARGS=--dry-run` to see what it would do.
 
 Checks the tree, the version and the changelog, and says all that is wrong at once. Then sets the version, dates the
-changelog's section, runs the lint, builds the sdist and the wheel from it, tests the wheel in an empty environment,
+changelog's section, runs the lint, builds the sdists and the wheels from them, tests these in an empty environment,
 commits and tags. Pushing the tag is left to the maintainer.
 """
 
@@ -17,7 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE, CHANGELOG = ROOT / "sglang_pic" / "__init__.py", ROOT / "CHANGELOG.md"
+BENCH = ROOT / "bench" / "pyproject.toml"
 _VERSION = re.compile(r'(?<=^__version__ = ")[^"]+(?="$)', re.MULTILINE)
+_BENCH_VERSION = re.compile(r'(?<=^version = ")[^"]+(?=")|(?<="sglang-pic\[census\]==)[^"]+(?=")', re.MULTILINE)
 _UNRELEASED = re.compile(r"^## \[Unreleased\]\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -30,8 +32,9 @@ def main() -> int:
     if wrong := list(problems(args.version)):
         print(*(f"release: {line}" for line in wrong), sep="\n", file=sys.stderr)
         return 1
-    before = {path: path.read_text("utf8") for path in (MODULE, CHANGELOG)}
+    before = {path: path.read_text("utf8") for path in (MODULE, BENCH, CHANGELOG)}
     MODULE.write_text(_VERSION.sub(args.version, before[MODULE]), "utf8")
+    BENCH.write_text(_BENCH_VERSION.sub(args.version, before[BENCH]), "utf8")
     CHANGELOG.write_text(dated(before[CHANGELOG], args.version, datetime.now(UTC).date().isoformat()), "utf8")
     done = False
     try:
@@ -48,7 +51,7 @@ def main() -> int:
     if done:
         git("commit", "-qam", f"Release {args.version}")
         git("tag", "-a", f"v{args.version}", "-m", f"sglang-pic {args.version}")
-    print(f"release: v{args.version} is {'tagged; push it' if done else 'ready'}; dist/ has the wheel and the sdist")
+    print(f"release: v{args.version} is {'tagged; push it' if done else 'ready'}; dist/ has the wheels and the sdists")
     return 0
 
 

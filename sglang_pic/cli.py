@@ -31,9 +31,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_native", "pic_traces", "pic_bench")
+BENCH = "sglang-pic-bench"
+"""The distribution of the verbs whose modules are not in this one."""
 EXTRAS = {
-    "bench": ("jinja2", "locust", "markdown_it", "matplotlib", "psutil", "scipy"),
     "census": ("jinja2", "rich", "tokenizers"),
     "client": ("httpx",),
     "route": ("aiohttp", "jinja2", "tokenizers"),
@@ -146,7 +146,9 @@ def _load(name: str) -> VerbModule:
     try:
         return cast("VerbModule", import_module(VERBS[name].module))
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in OWN_PACKAGES:
+        if error.name == VERBS[name].module.partition(".")[0]:
+            raise PicError(f"`sglang-pic {name}` is in another package: pip install {BENCH}") from error
+        if error.name is None or error.name.startswith(("sglang_pic", "pic_")):
             raise
         raise PicError(f"`sglang-pic {name}` needs the package {error.name!r}, which is not installed.") from error
 

@@ -95,7 +95,7 @@ def model_dir() -> Callable[[str], Path]:
     """The folder of a prepared model by name, made on first use and kept in `.models/` for later runs."""
 
     def get(name: str) -> Path:
-        from sglang_pic.models import prepare
+        from pic_models import prepare
 
         # Two runs at once do no harm: the second waits for the first's lock and finds the model complete.
         return prepare(name, MODELS / name)

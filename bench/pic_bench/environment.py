@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
+from pic_replay.machine import cpu_name, git_output, gpu_names, package_version
 
 from pic_bench.out_folder import ENVIRONMENT, read_json, without_secrets
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from pic_traces.replay.client import read_events
+from pic_replay.client import read_events
 
 from pic_bench.compare.arms import Arm, arm_server
 from pic_bench.compare.server import POST_TIMEOUT_S, Server, request

@@ -17,10 +17,8 @@ from pic_traces.session import Session
 from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
-from sglang_pic.census.store import Store
 from sglang_pic.config import PicConfig
 from sglang_pic.core import (
-    LEAST_UNKNOWN,
     MESSAGE_BREAK,
     ContentIndex,
     CoreConfig,
@@ -29,11 +27,11 @@ from sglang_pic.core import (
     Path,
     PlanOptions,
     Run,
-    rows_from_store,
     rows_of_request,
 )
 
-_NAMESPACE = "census"
+NAMESPACE = "census"
+"""Of all calls."""
 _UNLIMITED = 1 << 40
 
 
@@ -84,56 +82,43 @@ class Cache:
         config: the server's settings.
         encoder: made the calls' tokens.
         pool_tokens: evict what is beyond the pool, and keep the index within its bounds; None does neither.
-        store: other servers read and write it, too.
-        lexicon: shared with caches of the same encoder; its own one by default.
     """
 
-    def __init__(
-        self,
-        config: CoreConfig,
-        encoder: Encoder,
-        pool_tokens: int | None = None,
-        store: Store | None = None,
-        lexicon: Lexicon | None = None,
-    ) -> None:
+    def __init__(self, config: CoreConfig, encoder: Encoder, pool_tokens: int | None = None) -> None:
         server = PicConfig()
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
         if pool_tokens is None:
             config = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
-        self._encoder = encoder
-        self._lexicon = Lexicon() if lexicon is None else lexicon
-        self._index = ContentIndex(config, lexicon=self._lexicon)
-        self._prefixes = PrefixTree(pool_tokens)
+        self.encoder = encoder
+        self._lexicon = Lexicon()
+        self.index = ContentIndex(config, lexicon=self._lexicon)
+        self.prefixes = PrefixTree(pool_tokens)
         resolve = _resident if pool_tokens is None else self._resolve
-        self._plan = partial(self._index.plan, _NAMESPACE, resolve=resolve, options=options)
+        self._plan = partial(self.index.plan, NAMESPACE, resolve=resolve, options=options)
         self._refs: dict[int, CallRef] = {}
-        self._store = store
-        self.num_loaded = 0
-        """Tokens whose rows came from the store."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens whose rows are there."""
-        return self._prefixes.num_tokens
+        return self.prefixes.num_tokens
 
     @property
     def has_evicted(self) -> bool:
         """Whether the pool was full."""
-        return self._prefixes.has_evicted
+        return self.prefixes.has_evicted
 
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
         """Serve one call; what became of it."""
         tokens, path = encoded.tokens, encoded.path
         self._refs[ref.number] = ref
         self._learn()
-        if self._store is not None:
-            self._load(self._store, tokens, ref.number)
-        match = self._prefixes.match(tokens)
-        prefix = self._index.exactness(_NAMESPACE, tokens[: match.prefix_len])
+        self.load(tokens, ref.number)
+        match = self.prefixes.match(tokens)
+        prefix = self.index.exactness(NAMESPACE, tokens[: match.prefix_len])
         plan = self._plan(tokens, prefix_len=match.prefix_len)
         served = (match.prefix_len, *(run.target_end for run in plan.runs))
         runs = tuple(self._span(run, end) for run, end in zip(plan.runs, served, strict=False))
-        stored = self._prefixes.insert(path, ref.number)
+        stored = self.prefixes.insert(path, ref.number)
         rows = rows_of_request(
             len(path),
             stored,
@@ -143,12 +128,8 @@ class Cache:
             generations=[(run.target_start, run.generation) for run in plan.runs],
         )
         if rows is not None:
-            self._index.note(_NAMESPACE, path, rows, self._encoder.delimiters)
-        if self._store is not None:
-            exact_end = self._index.exactness(_NAMESPACE, path).exact_len
-            # As on the server, which writes a node whole or not at all.
-            if exact_end == len(path) or self._index.generation(_NAMESPACE, path) <= self._index.config.max_generation:
-                self._store.write_listed(path, stored, exact_end)
+            self.index.note(NAMESPACE, path, rows, self.encoder.delimiters)
+        self.write(path, stored)
         return Outcome(
             ref=ref,
             agent=agent,
@@ -163,25 +144,18 @@ class Cache:
             is_aged=DropReason.GENERATION in plan.dropped,
         )
 
-    def _load(self, store: Store, tokens: Tokens, call: int) -> None:
-        """Load what the store has of a prompt's prefix, then the paths that hold text that no donor here has."""
-        start = self._prefixes.resident_len(tokens)
-        spans = self._index.unknown(_NAMESPACE, tokens, start, LEAST_UNKNOWN)
-        for path in (tokens, *store.find(tokens, spans)):
-            start = self._prefixes.resident_len(path)
-            end, exact_end = store.load_end(path, start)
-            if end > start:
-                self._prefixes.insert(path[:end], call)
-                rows = rows_from_store(start, end, exact_end, self._index.config.max_generation)
-                self._index.note(_NAMESPACE, path[:end], rows, self._encoder.delimiters)
-                self.num_loaded += end - start
+    def load(self, tokens: Tokens, call: int) -> None:
+        """Before a prompt is matched: bring rows from elsewhere. Here there is no elsewhere."""
+
+    def write(self, path: Tokens, start: int) -> None:
+        """After a path is published: keep its rows from `start` on elsewhere, too."""
 
     def _resolve(self, path: Path, end: int) -> int:
-        return self._prefixes.resident_len(path.tokens(end))
+        return self.prefixes.resident_len(path.tokens(end))
 
     def _learn(self) -> None:
         """Tell the lexicon the texts that the encoder has added; what opens or closes a message breaks a line."""
-        texts, delimiters = self._encoder.texts, self._encoder.delimiters
+        texts, delimiters = self.encoder.texts, self.encoder.delimiters
         known = len(self._lexicon)
         self._lexicon.extend(
             MESSAGE_BREAK if token in delimiters else texts[token] for token in range(known, len(texts))
@@ -189,7 +163,7 @@ class Cache:
 
     def _span(self, run: Run, served: int) -> RunSpan:
         """A run; everything in front of it from `served` on is computed."""
-        donor = self._prefixes.appender(run.donor.tokens(run.donor_end), run.donor_start)
+        donor = self.prefixes.appender(run.donor.tokens(run.donor_end), run.donor_start)
         # Where the guard cut a run, less than a seam may be computed.
         seam_len = min(run.seam_len, run.target_start - served)
         return RunSpan(run.target_start, run.target_end, run.shift, seam_len, self._refs[donor], run.context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -11,9 +10,7 @@ from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from sglang_pic.census.lasting import Lasting, Window
 from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
-from sglang_pic.census.trend import Trend
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
 
@@ -24,22 +21,21 @@ _MIN_NAME_WIDTH, _MAX_NAME_WIDTH = 17, 30
 
 _Rows: TypeAlias = Sequence[tuple[str, Counts]]
 _Columns: TypeAlias = Sequence[tuple[str, Callable[[Counts], str]]]
-_Tiers: TypeAlias = list[tuple[str, Callable[[Window], tuple[int, int]]]]
 
 _SOURCES: _Columns = (
     ("sessions", lambda counts: f"{counts.sessions:,}" if counts.sessions else _MISSING),
     ("calls", lambda counts: f"{counts.calls:,}"),
-    ("tokens", lambda counts: _tokens(counts.prompt_tokens)),
+    ("tokens", lambda counts: shown_tokens(counts.prompt_tokens)),
     ("prefix", lambda counts: _share(counts.prefix_tokens, counts.prompt_tokens)),
     ("chunk", lambda counts: _share(counts.chunk_tokens, counts.prompt_tokens)),
     ("new", lambda counts: _share(counts.new_tokens, counts.prompt_tokens)),
 )
 _RUNS: _Columns = (
-    ("recovered", lambda counts: _percent(counts.recovered)),
+    ("recovered", lambda counts: percent(counts.recovered)),
     ("runs/call", lambda counts: f"{(counts.runs or 0) / counts.calls:.2f}"),
     ("run p10/p50/p90", lambda counts: _lengths(counts.detail.run_lengths)),
-    ("same session", lambda counts: _percent(_ratio(counts.detail.chunk_tokens_same_session, counts.chunk_tokens))),
-    ("another", lambda counts: _percent(_ratio(counts.detail.chunk_tokens_other_session, counts.chunk_tokens))),
+    ("same session", lambda counts: percent(ratio(counts.detail.chunk_tokens_same_session, counts.chunk_tokens))),
+    ("another", lambda counts: percent(ratio(counts.detail.chunk_tokens_other_session, counts.chunk_tokens))),
 )
 _CHANGES: _Columns = (
     ("calls", lambda counts: f"{_changes(counts).calls:,}"),
@@ -49,9 +45,9 @@ _CHANGES: _Columns = (
 )
 _BOUND: _Columns = (
     ("at any place", lambda counts: _share(_repeated(counts)[0], counts.prompt_tokens)),
-    ("recovered", lambda counts: _percent(_ratio(counts.chunk_tokens, _repeated(counts)[0]))),
+    ("recovered", lambda counts: percent(ratio(counts.chunk_tokens, _repeated(counts)[0]))),
     ("behind the prefix", lambda counts: _share(_repeated(counts)[1], counts.prompt_tokens)),
-    ("recovered", lambda counts: _percent(_ratio(counts.chunk_tokens, _repeated(counts)[1]))),
+    ("recovered", lambda counts: percent(ratio(counts.chunk_tokens, _repeated(counts)[1]))),
 )
 _EDITS = {
     "notes": "With --edit in_place both would be spliced, and an answer may have the old value; with --edit recompile "
@@ -97,85 +93,6 @@ def render(census: Census, config: CoreConfig) -> str:
     return as_text(*parts, *_notes(census), *_words(told, config))
 
 
-def render_lasting(result: Lasting) -> str:
-    """The windows as a table, and below it whether the gain lasts."""
-    table = Table(box=None, pad_edge=False)
-    headers = ("minutes", "calls", "tokens", "prefix", "chunk", "recovered", "of unlimited")
-    for header in headers:
-        table.add_column(header, justify="right")
-    for number, window in enumerate(result.windows):
-        table.add_row(f"{number * result.window_s / 60:g}", *_window_cells(window))
-    trends = result.trends
-    told: list[RenderableType] = [
-        _trend("recovered", trends.recovered),
-        _trend("of unlimited", trends.kept),
-        *_beyond_the_pool(result),
-    ]
-    dealt = f", each call on one of {result.servers:,} servers" if result.servers > 1 else ""
-    return as_text(
-        f"{result.sessions:,} sessions start within {result.hours:g} h and pause {result.pause_s:g} s between calls"
-        f"{dealt}. Of {_tokens(result.distinct_tokens)} distinct tokens the pool{' of each' if dealt else ''} holds "
-        f"{_tokens(result.pool_tokens)}.",
-        "",
-        table,
-        "",
-        *told,
-        "",
-        f"{result.warmup_windows} windows, until the pool is full, do not count for a trend. recovered: chunk / (chunk "
-        "+ new), the share of stock SGLang's computed tokens that is saved. of unlimited: prefix + chunk, as a share "
-        "of the same of a cache without limit. Intervals: 95 %, by resampling windows.",
-    )
-
-
-def _beyond_the_pool(result: Lasting) -> list[RenderableType]:
-    """What the pool, a host and a store serve behind the warm-up, by stock SGLang and by this cache."""
-    counted = result.windows[result.warmup_windows :]
-    total = sum(window.prompt_tokens for window in counted)
-    tiers: _Tiers = [("pool", lambda w: (w.prefix_tokens, w.prefix_tokens + w.chunk_tokens))]
-    if result.host_tokens:
-        tiers.append(("host", lambda w: (w.host_prefix_tokens, w.host_prefix_tokens + w.host_chunk_tokens)))
-    if result.has_store:
-        tiers.append(("store", lambda w: (w.store_stock_tokens, w.store_prefix_tokens + w.store_chunk_tokens)))
-    if len(tiers) == 1:
-        return []
-    table = Table(box=None, pad_edge=False)
-    for header in ("", *(name for name, _ in tiers), "computed"):
-        table.add_column(header, justify="right" if header else "left")
-    for number, name in enumerate(("stock SGLang", "this cache")):
-        served = [sum(tier(window)[number] for window in counted) for _, tier in tiers]
-        parts = [more - less for less, more in itertools.pairwise([0, *served, total])]
-        table.add_row(name, *(_percent(_ratio(part, total)) for part in parts))
-    loaded = sum(window.store_loaded_tokens for window in counted)
-    rest = [f"With a host of {_tokens(result.host_tokens)} tokens"] if result.host_tokens else []
-    rest += [f"With a store, from which this cache loads {_tokens(loaded)} tokens"] if result.has_store else []
-    title = f"{'. '.join(rest)}. Shares of the prompt tokens behind the warm-up, each beyond those to its left:"
-    return ["", title, "", table]
-
-
-def _window_cells(window: Window) -> list[str]:
-    served = window.prefix_tokens + window.chunk_tokens
-    return [
-        f"{window.calls:,}",
-        _tokens(window.prompt_tokens),
-        _percent(_ratio(window.prefix_tokens, window.prompt_tokens)),
-        _percent(_ratio(window.chunk_tokens, window.prompt_tokens)),
-        _percent(_ratio(window.chunk_tokens, window.prompt_tokens - window.prefix_tokens)),
-        _percent(_ratio(served, window.unlimited_prefix_tokens + window.unlimited_chunk_tokens)),
-    ]
-
-
-def _trend(name: str, trend: Trend | None) -> str:
-    if trend is None:
-        return f"{name}: too few windows with calls for a trend"
-    change, slope = trend.change, trend.slope_per_hour
-    return (
-        f"{name}: {trend.first_half:.1%} in the first half, {trend.second_half:.1%} in the second "
-        f"({100 * change.value:+.1f} points, {100 * change.low:+.1f} to {100 * change.high:+.1f}); "
-        f"{100 * slope.value:+.2f} points an hour ({100 * slope.low:+.2f} to {100 * slope.high:+.2f}): "
-        f"{'it falls' if trend.decays else 'it does not fall'}"
-    )
-
-
 def as_text(*parts: RenderableType) -> str:
     """Tables and sentences, one below the other, in lines of at most `WIDTH` columns."""
     console = Console(width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
@@ -185,14 +102,29 @@ def as_text(*parts: RenderableType) -> str:
     return "\n".join(printable(line).rstrip() for line in text.get().split("\n")).rstrip("\n")
 
 
+def shown_tokens(count: int) -> str:
+    """A number of tokens, millions with two digits."""
+    return f"{count:,}" if count < 1_000_000 else f"{count / 1e6:,.2f} M"
+
+
+def ratio(part: int | None, whole: int | None) -> float | None:
+    """The share, or None where one of the two is not known or the whole is empty."""
+    return part / whole if part is not None and whole else None
+
+
+def percent(ratio: float | None) -> str:
+    """A share in percent."""
+    return _MISSING if ratio is None else f"{ratio:.1%}"
+
+
 def _headline(total: Counts) -> list[str]:
     if total.chunk_tokens is None or total.recovered is None:
         return []
-    prefix, chunk = (_ratio(part, total.prompt_tokens) for part in (total.prefix_tokens, total.chunk_tokens))
-    served = f"A prefix cache serves {_percent(prefix)} of {_tokens(total.prompt_tokens)} prompt tokens."
-    more = f"This cache would serve {_percent(chunk)} more: {_percent(total.recovered)} of what stock SGLang computes."
+    prefix, chunk = (ratio(part, total.prompt_tokens) for part in (total.prefix_tokens, total.chunk_tokens))
+    served = f"A prefix cache serves {percent(prefix)} of {shown_tokens(total.prompt_tokens)} prompt tokens."
+    more = f"This cache would serve {percent(chunk)} more: {percent(total.recovered)} of what stock SGLang computes."
     inherited = total.detail.inherited_calls or 0
-    share = _percent(_ratio(inherited, total.calls))
+    share = percent(ratio(inherited, total.calls))
     rest = f"{inherited:,} calls ({share}) splice nothing and stand on rows that earlier calls spliced."
     return [f"{served} {more}", "", *([rest, ""] if inherited else [])]
 
@@ -276,17 +208,5 @@ def _lengths(lengths: RunLengths | None) -> str:
     return _MISSING if lengths is None else f"{lengths.p10:,} / {lengths.p50:,} / {lengths.p90:,}"
 
 
-def _tokens(count: int) -> str:
-    return f"{count:,}" if count < 1_000_000 else f"{count / 1e6:,.2f} M"
-
-
 def _share(count: int | None, total: int) -> str:
-    return _MISSING if count is None else f"{_tokens(count)} {_percent(_ratio(count, total)):>6}"
-
-
-def _ratio(part: int | None, whole: int | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
-def _percent(ratio: float | None) -> str:
-    return _MISSING if ratio is None else f"{ratio:.1%}"
+    return _MISSING if count is None else f"{shown_tokens(count)} {percent(ratio(count, total)):>6}"

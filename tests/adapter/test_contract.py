@@ -105,17 +105,17 @@ def test_a_server_with_a_gpu_loads_neither_the_cpu_platform_nor_benchmarks() -> 
         "import sys, torch\n"
         "import sglang.srt.server_args\n"
         "from sglang.srt import platforms, plugins\n"
-        "for name in [name for name in sys.modules if name.startswith('sglang_pic')]: del sys.modules[name]\n"
+        "for name in [name for name in sys.modules if name.startswith(('sglang_pic', 'pic_'))]: del sys.modules[name]\n"
         "torch.cuda.is_available, torch.cuda.get_device_name = lambda: True, lambda *_: 'NVIDIA H100'\n"
         "print(platforms._resolve_platform().device_name)\n"
         "plugins.load_plugins()\n"
-        "print(*sorted(name for name in sys.modules if name.startswith(('pic_bench', 'sglang_pic.platform'))))\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(('pic_bench', 'pic_platform'))))\n"
         "print('sglang_pic.adapter.plugin' in sys.modules)\n"
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=env)
-    gates = "pic_bench pic_bench.probe_plugin sglang_pic.platform"
+    gates = "pic_bench pic_bench.probe_plugin pic_platform"
     assert done.stdout.splitlines() == ["cuda", gates, "True"], done.stderr
 
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, split_pages
+from pic_platform.attention_ops import CausalMask, Scoring, attend_chosen, attend_decode, attend_extend
+from pic_platform.attention_plan import DecodeGroup, plan_decode, plan_draft, plan_extend, plan_verify
+from pic_platform.sparse_index import _choose
 from torch import Tensor
 
 from sglang_pic.errors import UnsupportedError
-from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_chosen, attend_decode, attend_extend
-from sglang_pic.platform.attention_plan import DecodeGroup, plan_decode, plan_draft, plan_extend, plan_verify
-from sglang_pic.platform.sparse_index import _choose
 from tests.backends import kernels
 from tests.backends.cases import Shape
 
@@ -251,9 +251,8 @@ def test_empty_extends_are_left_out_and_similar_lengths_decoded_together() -> No
 
 def test_unsupported_layers_are_refused() -> None:
     """One line that names the layer and the property."""
+    from pic_platform.attention_backend import check_layer, check_pool
     from sglang.srt.layers.radix_attention import AttentionType
-
-    from sglang_pic.platform.attention_backend import check_layer, check_pool
 
     usual = {"logit_cap": 30.0, "logit_capping_method": "tanh", "sliding_window_size": 4096, "use_irope": False}
     usual |= {"is_cross_attention": False, "attn_type": AttentionType.DECODER, "xai_temperature_len": -1}

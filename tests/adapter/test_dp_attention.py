@@ -10,6 +10,7 @@ import pytest
 import sglang.srt.runtime_context
 import sglang.srt.utils.common
 import torch
+from pic_platform import gathering
 from sglang.srt.configs import update_config
 from sglang.srt.model_executor import cuda_graph_config
 
@@ -20,7 +21,6 @@ from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.errors import ContractError
-from sglang_pic.platform import gathering
 from tests.adapter.builders import hooks_of, request, scheduled, splice
 
 WHOLE = 40

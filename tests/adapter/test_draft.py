@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pic_kernels.numerics import relative_l2
+from pic_platform import speculation
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -23,7 +24,6 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
-from sglang_pic.platform import speculation
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
 from tests.adapter.builders import fail, request, request_state, scheduled, splice

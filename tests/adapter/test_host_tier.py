@@ -11,6 +11,7 @@ import pytest
 import torch
 from pic_kernels import RopeParams
 from pic_kernels.index_pages import quantise, read_keys, split_pages
+from pic_platform import host_tier as platform
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
@@ -26,7 +27,6 @@ from sglang_pic.adapter.serve.host_tier import HostTier, OnDevice
 from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.core import Run
 from sglang_pic.errors import UnsupportedError
-from sglang_pic.platform import host_tier as platform
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
 from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool
 from sglang_pic.runtime.rope import IndexRope

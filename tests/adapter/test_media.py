@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from pic_kernels.numerics import relative_l2
+from pic_models import vision
 from sglang.srt.layers.rotary_embedding import MRotaryEmbedding
 from sglang.srt.managers import mm_schedule
 from sglang.srt.managers.mm_utils import pad_mm_tokens
@@ -31,7 +32,6 @@ from sglang_pic.adapter.serve.planning import turns_of
 from sglang_pic.adapter.serve.state import PendingSplice, Rows
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions
-from sglang_pic.models import vision
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.views import PoolView
 from tests.adapter.builders import make_planning, request

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
-
-from sglang_pic import outcomes
-from sglang_pic.outcomes import Outcome, Outcomes
+from pic_bench.pages import outcomes
+from pic_bench.pages.outcomes import Outcome, Outcomes
 
 _RANK: Final = ("passed", "skipped", "failed")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -26,8 +27,12 @@ def environment(*names: str, packages: tuple[Path, ...] = ()) -> dict[str, str]:
         names: the functions, as `package.module:function`.
         packages: folders that its imports look into first.
     """
+    return _calling(f"{__name__}:fork", *names, packages=packages)
+
+
+def _calling(*names: str, packages: tuple[Path, ...] = ()) -> dict[str, str]:
     path = (_HERE / "plugin", _HERE.parent.parent, *packages, *filter(None, sys.path))
-    return {"PYTHONPATH": os.pathsep.join(map(str, path)), VARIABLE: " ".join((f"{__name__}:fork", *names))}
+    return {"PYTHONPATH": os.pathsep.join(map(str, path)), VARIABLE: " ".join(names)}
 
 
 def register() -> None:
@@ -60,6 +65,20 @@ def fork() -> None:
 
     HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", after, HookType.AFTER)
     HookRegistry.register("sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer", once, HookType.AROUND)
+
+
+def log_modules() -> None:
+    """Have a process write the names of our modules that it has loaded to its log when it gets SIGUSR2."""
+
+    def log(*_: object) -> None:
+        ours = sorted(name for name in sys.modules if name.startswith(("sglang_pic", "pic_")))
+        print(MODULES, *ours, file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGUSR2, log)
+
+
+MODULES: Final = "loaded modules of sglang_pic:"
+"""How that line begins."""
 
 
 def without_pinned_memory() -> None:
@@ -96,6 +115,8 @@ def production_backends() -> None:
     HookRegistry.register(f"{runner}.maybe_enable_batch_invariant_mode", lambda _: None, HookType.REPLACE)
 
 
+AS_USERS_HAVE_IT: Final = _calling(f"{__name__}:log_modules")
+"""What a server is started with whose processes import for themselves, as those of users do."""
 PAGEABLE: Final = environment(f"{__name__}:without_pinned_memory")
 """What a server with LoRA adapters is started with: SGLang keeps their tables and weights in pinned memory."""
 PRODUCTION_BACKENDS: Final = {**environment(f"{__name__}:production_backends"), "TRITON_INTERPRET": "1"}

@@ -28,7 +28,7 @@ class SharedServer(NamedTuple):
     probe: dict[str, Any] | None
     """What of the benchmarks' probe plugin is on; `None` for a server as users run it."""
     env: Mapping[str, str] | None = None
-    """Beyond this process's environment, made by `plugins.environment`; empty for processes as users have them."""
+    """Beyond this process's environment, made by `plugins`."""
     is_slow: bool = False
     """Its tests run on demand, as `slow`."""
 
@@ -88,7 +88,11 @@ def _on(backend: str, model: str, page_size: int, *args: str, is_slow: bool = Fa
 # By name. Servers whose names begin with the same word are used by one process, one after the other in this order.
 SERVERS = {
     "smollm2": SharedServer(
-        "smollm2", ("--enable-return-hidden-states", "--enable-streaming-session"), _TAKE_EVERY_RUN, None, env={}
+        "smollm2",
+        ("--enable-return-hidden-states", "--enable-streaming-session"),
+        _TAKE_EVERY_RUN,
+        None,
+        env=plugins.AS_USERS_HAVE_IT,
     ),
     "smollm2_probed": SharedServer("smollm2", (), AUDITED, {"request_options": True}),
     "gqa_page16.small_pool": _float32(

@@ -24,8 +24,8 @@ from pic_bench.out_folder import read_json
 from pic_bench.serving import generate, serving
 from pic_bench.tune import ladder
 from pic_bench.tune.config import Sample
-from pic_traces.questions import GENERATED
-from pic_traces.vocabulary import make_text
+from pic_generate.questions import GENERATED
+from pic_generate.vocabulary import make_text
 
 from sglang_pic.cli import main
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pic_bench.compare.server import request
-from pic_traces.replay.client import read_events
+from pic_replay.client import read_events
 
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve.modes import SWITCH_KEY

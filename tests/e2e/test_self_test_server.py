@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pic_bench.pages import board
 
 from sglang_pic.errors import BenchError
-from sglang_pic.monitoring import board
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, serve
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pic_replay.client import StreamReply, _take_event, error_message, read_events
+from pic_replay.records import RequestRecord, Status, load_records
+from pic_replay.result import Asked, build_record
 from pic_traces import load
 from pic_traces.blocks import prefix_census
 from pic_traces.errors import TraceError
-from pic_traces.records import RequestRecord, Status, load_records
-from pic_traces.replay.client import StreamReply, _take_event, error_message, read_events
-from pic_traces.replay.result import Asked, build_record
 
 from sglang_pic.adapter.serve.options import MAX_TOKENS, SETTINGS, RequestOptions, parse_options
 from sglang_pic.config import read_config

@@ -27,9 +27,9 @@ import pytest
 
 from tests.mutations import PAGE, ROOT, Mutation, read_table, render
 
-_COPIED = ("sglang_pic", "kernels", "traces", "bench/pic_bench", "tests")
+_COPIED = ("sglang_pic", "kernels", "traces", "bench", "tests")
 _PATHS = (".", "kernels", "traces", "bench")
-_OURS = ("sglang_pic", "pic_kernels", "pic_native", "pic_traces", "pic_bench", "tests")
+_OURS = ("sglang_pic", "pic_", "tests")
 _LIMIT_S = 900
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -78,7 +78,7 @@ def _try(root: Path, mutation: Mutation) -> bool:
 def _copy_tree(root: Path) -> None:
     """The sources and the tests; SGLang and all else come from this environment."""
     for folder in _COPIED:
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.gz"))
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.gz", "results"))
     shutil.copy(ROOT / "pyproject.toml", root)
 
 
@@ -112,7 +112,7 @@ def _in_copy(root: Path, tests: list[str], loops: str, answer: Connection) -> No
     os.environ["SGLANG_PIC_LOOPS"] = loops
     sys.dont_write_bytecode = True
     sys.path[:] = [*paths, *(path for path in sys.path if path and path not in replaced)]
-    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+    for name in [name for name in sys.modules if name.startswith(_OURS)]:
         del sys.modules[name]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from pic_traces.records import RequestRecord
+from pic_replay.records import RequestRecord
 
 
 def record(call: int, **fields: object) -> RequestRecord:

@@ -8,15 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from pic_traces.encode.standin import StandInEncoder
 from pic_traces.errors import TraceError
 from pic_traces.session import Call
 from pic_traces.source import short_name
 
-from sglang_pic.census.lasting import Lasting, Trends, Window
-from sglang_pic.census.table import WIDTH, render, render_lasting
+from sglang_pic.census.table import WIDTH, render
 from sglang_pic.census.tally import Census, ChangedFields, Counts, Detail, RunLengths, UpperBound
 from sglang_pic.cli import main
 from sglang_pic.core import CoreConfig
@@ -246,29 +244,3 @@ def test_it_fits_a_narrow_terminal(file: str) -> None:
     # Nothing of the names is lost: they go on in the next lines.
     names = "".join(line[:WIDTH].split("  ")[0] for line in text.splitlines())
     assert all(name in names for name in (short_name(file), short_name(file.replace("1", "2")), "b" * 60))
-
-
-def test_pool_host_and_store_are_told_apart_and_sum_up_behind_the_warm_up() -> None:
-    store = {"stock": 450, "prefix": 300, "chunk": 250, "loaded": 700}
-    counted = Window(
-        **{"calls": 1, "prompt_tokens": 1000, "prefix_tokens": 100, "chunk_tokens": 50},
-        **{"host_prefix_tokens": 180, "host_chunk_tokens": 60},
-        **{f"store_{name}_tokens": number for name, number in store.items()},
-    )
-    result = Lasting(
-        **{"hours": 1, "pause_s": 0, "seed": 1, "sessions": 1, "servers": 4, "has_store": True, "window_s": 600},
-        **{"distinct_tokens": 9000, "pool_tokens": 900, "host_tokens": 1800},
-        windows=[Window(calls=1, prompt_tokens=5000), counted],
-        warmup_windows=1,
-        trends=Trends(recovered=None, kept=None),
-    )
-
-    def rows(**other: bool | int) -> list[list[str]]:
-        lines = render_lasting(msgspec.structs.replace(result, **other)).splitlines()
-        return [line.split()[2:] for line in lines if line.startswith(("stock SGLang", "this cache"))]
-
-    assert rows() == [["10.0%", "8.0%", "27.0%", "55.0%"], ["15.0%", "9.0%", "31.0%", "45.0%"]]
-    assert rows(has_store=False) == [["10.0%", "8.0%", "82.0%"], ["15.0%", "9.0%", "76.0%"]]
-    assert rows(host_tokens=0) == [["10.0%", "35.0%", "55.0%"], ["15.0%", "40.0%", "45.0%"]]
-    assert rows(has_store=False, host_tokens=0) == []
-    assert "this cache loads 700" in render_lasting(result)

@@ -92,6 +92,10 @@ def without(modules: list[str]) -> str:
     return f"import sys; sys.modules.update(dict.fromkeys({modules}))\n"
 
 
+WITHOUT_BENCH = "import sys; sys.path[:] = [path for path in sys.path if not path.endswith('bench')]\n"
+"""A script's line after which the other distribution is not installed."""
+
+
 @pytest.mark.parametrize("name", sorted(VERBS))
 def test_help_of_every_verb_loads_nothing_heavy(name: str) -> None:
     """Answering `--help` must not wait for torch, SGLang, locust or a plotting library."""
@@ -108,6 +112,21 @@ def test_help_of_every_verb_loads_nothing_heavy(name: str) -> None:
     assert VERBS[name].examples[0] in done.stdout
 
 
+@pytest.mark.parametrize("name", [name for name, verb in VERBS.items() if verb.module.startswith("pic_")])
+def test_a_verb_of_the_other_distribution_says_what_to_install(name: str) -> None:
+    run = f"from sglang_pic.cli import main; sys.exit(main(['{name}', '--help']))"
+    done = python(WITHOUT_BENCH + run)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"sglang-pic: error: `sglang-pic {name}` .+: pip install sglang-pic-bench\n", done.stderr)
+
+
+def test_a_generated_trace_without_the_other_distribution_says_what_to_install() -> None:
+    run = f"from sglang_pic.cli import main; sys.exit(main(['census', '{GENERATED}']))"
+    done = python(WITHOUT_BENCH + run)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"sglang-pic: error: gen:random.+: pip install sglang-pic-bench\n", done.stderr)
+
+
 def test_extras_are_those_of_the_package() -> None:
     """A package that is added to an extra must be asked for by the verbs that import it."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -121,11 +140,6 @@ _FLOORS = {"h11"}
 MODULES = sorted({module for modules in EXTRAS.values() for module in modules})
 GENERATED = "gen:random?sessions=1"
 RUNS = {
-    "replay": ("[bench]", "pic_traces.replay", [GENERATED, "--base-url", "http://127.0.0.1:9", "--out", "run"]),
-    "compare": ("[bench]", "pic_bench.compare.compare", [GENERATED, "--model", "m", "--out", "run"]),
-    "fidelity": ("[bench,census]", "pic_bench.fidelity.runner", ["--model", "m", "--out", "run"]),
-    "tune": ("[bench,census]", "pic_bench.tune.report", [GENERATED, "--model", "m", "--out", "run"]),
-    "report": ("[bench]", "pic_bench.compare.report, pic_bench.fidelity.report, pic_bench.tune.report", ["run"]),
     "census": ("[census]", "sglang_pic.census.table", [GENERATED]),
     "explain": ("[census]", "sglang_pic.explain.page", [GENERATED, "--out", "page.html"]),
     "skill": ("[client]", "sglang_pic.client", ["list"]),
@@ -138,8 +152,7 @@ RUNS = {
 """The extra that a verb asks for, what its `run` imports, and words for it."""
 
 
-# `model` and `doctor` need SGLang and its own packages only, `export` a tokenizer only where one is named.
-@pytest.mark.parametrize("name", sorted(set(VERBS) - {"model", "doctor", "export"}))
+@pytest.mark.parametrize("name", RUNS)
 def test_verb_without_its_extra_names_the_one_to_install(name: str, tmp_path: Path) -> None:
     """Without any extra a verb ends in one line, not in a traceback."""
     extra, _, words = RUNS[name]

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 from explain_browser import Page, find_browser, open_browser
-from pic_traces.records import load_records
+from pic_replay.records import load_records
 
 pytest.importorskip("torch", reason="the model's folder is written with torch")
 from pic_bench.companion.__main__ import Payload, html_page, read_payload

@@ -25,8 +25,8 @@ from pic_bench.compare.server import Server, free_port, pic_counters
 from pic_bench.compare.summary import ArmKind, ArmSummary, Summary
 from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.stats import merge_tokens, top_k_kl
-from pic_traces.records import RequestRecord, Status, summarize
-from pic_traces.replay import ReplayOptions
+from pic_replay import ReplayOptions
+from pic_replay.records import RequestRecord, Status, summarize
 
 from sglang_pic.errors import BenchError, ConfigError
 from tests.unit.replay_records import record, write_records

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the tables of what is supported read the kernels' pools")
 from pic_bench.compare.run_folder import load_scenes
+from pic_bench.pages.reference import OPERATE, PAGE, render
 from pic_bench.report import study
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
 
-from sglang_pic.reference import OPERATE, PAGE, render
 from sglang_pic.site import conf
 
 ROOT = Path(__file__).resolve().parent.parent.parent

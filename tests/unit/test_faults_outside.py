@@ -19,11 +19,11 @@ from pic_bench.compare.arms import build_arms
 from pic_bench.compare.compare import Settings, run_compare
 from pic_bench.compare.run_folder import Config, make_scenes
 from pic_bench.out_folder import write_whole
+from pic_replay import ReplayOptions, run_replay
+from pic_replay.records import load_records, load_summary
 from pic_traces import load
 from pic_traces.data import DATA
 from pic_traces.errors import ReplayError, TraceError
-from pic_traces.records import load_records, load_summary
-from pic_traces.replay import ReplayOptions, run_replay
 
 from sglang_pic.cli import main
 from sglang_pic.client.library import Library

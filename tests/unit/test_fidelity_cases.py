@@ -27,7 +27,7 @@ from pic_bench.fidelity.measure import Unrealised, check_realised, measure
 from pic_bench.fidelity.record import Donors, Experiment, TemplateSet
 from pic_bench.fidelity.target import NOBODY, Recorded
 from pic_bench.report.stats import common_len
-from pic_traces.questions import GENERATED, generated_questions, read_questions
+from pic_generate.questions import GENERATED, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError
 

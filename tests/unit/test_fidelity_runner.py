@@ -25,7 +25,7 @@ from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.fidelity.target import Recorded
 from pic_bench.out_folder import write_json
-from pic_traces.questions import GENERATED
+from pic_generate.questions import GENERATED
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError

@@ -15,9 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from sglang_pic.errors import ConfigError, PicError
-from sglang_pic.models import (
+from pic_models import (
     MODEL_NAMES,
     checkpoint,
     command,
@@ -29,9 +27,11 @@ from sglang_pic.models import (
     store,
     tiny,
 )
-from sglang_pic.models.mla_layer import GroupedAttention, MlaShape, convert, share_keys
-from sglang_pic.models.perplexity import perplexity
-from sglang_pic.platform import torchvision_shim
+from pic_models.mla_layer import GroupedAttention, MlaShape, convert, share_keys
+from pic_models.perplexity import perplexity
+
+from sglang_pic.adapter.doctor import torchvision_shim
+from sglang_pic.errors import ConfigError, PicError
 from tests.conftest import MODELS, ROOT
 
 Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch

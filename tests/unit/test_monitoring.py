@@ -17,10 +17,10 @@ from sglang_pic.adapter.audit import metrics as audit
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 
 pytest.importorskip("torch", reason="the list of metrics is read from the adapter")
-from sglang_pic.monitoring import board
-from sglang_pic.reference import METRICS
+from pic_bench.pages import board
+from pic_bench.pages.reference import METRICS
 
-FOLDER = Path(board.__file__).parent
+FOLDER = board.FILE.parent.parent
 RULES = FOLDER / "rules.yaml"
 DECLARED = {metric.name: metric for metric in METRICS}
 OF_SGLANG = {"sglang:time_to_first_token", "sglang:num_queue_reqs"}

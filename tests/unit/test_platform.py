@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import pic_platform as platform
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pic_platform import slot_ops, tree_ops
 
-from sglang_pic import platform
-from sglang_pic.platform import slot_ops, torchvision_shim, tree_ops
+from sglang_pic.adapter.doctor import torchvision_shim
 
 Patch = pytest.MonkeyPatch
 
@@ -84,7 +85,7 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank gets its own cores and its share of OpenMP threads; what the operator set is kept."""
     torchvision_shim.install()
     pytest.importorskip("sglang")
-    from sglang_pic.platform import cpu
+    from pic_platform import cpu
 
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 5})
@@ -100,7 +101,7 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_that_others_take_while_ranks_start_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision_shim.install()
     bootstrap = pytest.importorskip("sglang.srt.distributed.bootstrap")
-    from sglang_pic.platform import cpu
+    from pic_platform import cpu
 
     monkeypatch.setattr(os, "environ", os.environ.copy())
     found = {"pre_model_load_memory": 15.8, "local_gpu_memory": 19.3}

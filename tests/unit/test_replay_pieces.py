@@ -7,15 +7,15 @@ import json
 from typing import Any
 
 import pytest
+from pic_replay import command
+from pic_replay.client import StreamReply, _take_event, error_message
+from pic_replay.prompt import prompt_key, prompt_part
+from pic_replay.records import Latency, summarize
+from pic_replay.result import token_sources
+from pic_replay.server import too_long
 from pic_traces import Call
 from pic_traces.errors import OptionError
 from pic_traces.flatten import flatten_tools, uses_tools
-from pic_traces.records import Latency, summarize
-from pic_traces.replay import command
-from pic_traces.replay.client import StreamReply, _take_event, error_message
-from pic_traces.replay.prompt import prompt_key, prompt_part
-from pic_traces.replay.result import token_sources
-from pic_traces.replay.server import too_long
 
 from tests.unit.replay_records import record
 

@@ -17,18 +17,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pic_replay
 import pic_traces
 import pytest
+from pic_replay import ReplayOptions, run_replay
+from pic_replay.pace import Pace
+from pic_replay.records import RequestRecord, Status, load_records, load_summary
 from pic_traces.errors import OptionError, ReplayError
 from pic_traces.flatten import flatten_tools
-from pic_traces.pace import Pace
-from pic_traces.records import RequestRecord, Status, load_records, load_summary
-from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import load
 
 import sglang_pic
 
-PACKAGE_ROOTS = os.pathsep.join(str(Path(p.__path__[0]).parent) for p in (pic_traces, sglang_pic))
+PACKAGE_ROOTS = os.pathsep.join(str(Path(p.__path__[0]).parent) for p in (pic_replay, pic_traces, sglang_pic))
 ENV = {**os.environ, "PYTHONPATH": PACKAGE_ROOTS}
 PREFILL_S = 0.15
 DECODE_S = 0.05
@@ -336,7 +337,7 @@ def test_a_missing_server_and_a_bad_trace_say_so(replay: Replay, tmp_path: Path)
 
 def command(fake: FakeServer, trace: str, out: Path, *more: str) -> list[str]:
     """The command line of a replay."""
-    return [sys.executable, "-m", "pic_traces.replay", trace, "--base-url", fake.url, "--out", str(out), *more]
+    return [sys.executable, "-m", "pic_replay", trace, "--base-url", fake.url, "--out", str(out), *more]
 
 
 def test_command_line(fake: FakeServer, tmp_path: Path) -> None:

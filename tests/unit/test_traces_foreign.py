@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pic_replay.export import aiperf_rows, message_rows, mooncake_rows
+from pic_replay.pace import Pace
+from pic_replay.records import Status, load_records
 from pic_traces import load
 from pic_traces.blocks import BlockFormat, prefix_census, read_blocks, recognize_blocks
 from pic_traces.encode import load_encoder
 from pic_traces.errors import TraceError
-from pic_traces.export import aiperf_rows, message_rows, mooncake_rows
-from pic_traces.pace import Pace
-from pic_traces.records import Status, load_records
 
 from sglang_pic.cli import main
 from tests.unit.test_traces_formats import write

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pic_generate import WORKLOADS, Option, Options, list_options
 from pic_traces import Call, load
 from pic_traces.errors import TraceError
-from pic_traces.generate import WORKLOADS, Option, Options, list_options
 
 SMALL = {
     "agent_meta": "header=60&body=200&calls=4&sessions=2",

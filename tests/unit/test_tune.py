@@ -27,7 +27,7 @@ from pic_bench.tune.config import CAP, Sample
 from pic_bench.tune.report import Summary, summarize
 from pic_bench.tune.running import attach
 from pic_bench.tune.verdict import Judge, Verdict
-from pic_traces.vocabulary import make_text
+from pic_generate.vocabulary import make_text
 
 from sglang_pic.certificate import check_certificate, policy_settings, read_certificate
 from sglang_pic.cli import main

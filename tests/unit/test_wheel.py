@@ -17,10 +17,15 @@ from types import ModuleType
 import pytest
 from pic_traces import load
 
-from sglang_pic.cli import EXTRAS, VERBS
+from sglang_pic import __version__
+from sglang_pic.cli import BENCH, EXTRAS, VERBS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = ("sglang_pic", "kernels/pic_kernels", "kernels/pic_native", "traces/pic_traces", "bench/pic_bench")
+PACKAGES = {
+    ".": ("sglang_pic", "kernels/pic_kernels", "kernels/pic_native", "traces/pic_traces"),
+    "bench": tuple(f"bench/pic_{name}" for name in ("bench", "generate", "models", "platform", "replay")),
+}
+"""Of each distribution, by the folder of its `pyproject.toml`."""
 LEFT_OUT = ("*.md", "sglang_pic/site/*", "sglang_pic/*.png", "sglang_pic/*.svg")
 """Pages of the repository, their site and their pictures: nothing reads them where the wheel is installed."""
 NOTICES = "pic_traces/data/README.md"
@@ -29,14 +34,16 @@ NEEDS_SGLANG = ("model", "compare", "fidelity", "tune", "doctor")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel as `make wheel` builds it: from the unpacked sdist, so that the sdist has all that it needs."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels as `make wheel` builds them: from unpacked sdists, so that each sdist has all that it needs."""
     pytest.importorskip("hatchling", reason="make setup installs it")
-    folder = tmp_path_factory.mktemp("dist")
-    (sdist,) = build("sdist", ROOT, folder)
-    subprocess.run(["tar", "-xf", sdist, "-C", folder], check=True)
-    (source,) = (path for path in folder.iterdir() if path.is_dir())
-    (built,) = build("wheel", source, folder)
+    built = {}
+    for part in PACKAGES:
+        folder = tmp_path_factory.mktemp("dist")
+        (sdist,) = build("sdist", ROOT / part, folder)
+        subprocess.run(["tar", "-xf", sdist, "-C", folder], check=True)
+        (source,) = (path for path in folder.iterdir() if path.is_dir())
+        (built[part],) = build("wheel", source, folder)
     return built
 
 
@@ -47,28 +54,39 @@ def build(target: str, source: Path, folder: Path) -> list[Path]:
     return [*folder.glob({"sdist": "*.tar.gz", "wheel": "*.whl"}[target])]
 
 
-def test_every_file_of_the_packages_is_in_the_wheel_but_pages(wheel: Path) -> None:
+@pytest.mark.parametrize("part", PACKAGES)
+def test_every_file_of_the_packages_is_in_the_wheel_but_pages(wheels: dict[str, Path], part: str) -> None:
     """Also tables, C sources, samples, templates, boards and rules; they are read beside the module that needs them."""
     wanted = {
         path.relative_to(folder.parent).as_posix()
-        for folder in (ROOT / package for package in PACKAGES)
+        for folder in (ROOT / package for package in PACKAGES[part])
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    names = {name for name in zipfile.ZipFile(wheels[part]).namelist() if ".dist-info/" not in name}
     left_out = {name for name in wanted if any(fnmatch(name, pattern) for pattern in LEFT_OUT)} - {NOTICES}
     assert names == wanted - left_out
-    assert {f"{package.rpartition('/')[2]}/py.typed" for package in PACKAGES} <= names
+    assert {f"{package.rpartition('/')[2]}/py.typed" for package in PACKAGES[part]} <= names
 
 
-def test_the_notices_of_the_recordings_are_in_the_wheel(wheel: Path) -> None:
+def test_both_have_one_version_and_a_licence(wheels: dict[str, Path]) -> None:
+    metadata = {}
+    for part, wheel in wheels.items():
+        with zipfile.ZipFile(wheel) as archive:
+            (folder,) = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+            metadata[part] = archive.read(f"{folder}/METADATA").decode()
+            assert "Apache License" in archive.read(f"{folder}/licenses/LICENSE").decode()
+    assert all(f"\nVersion: {__version__}\n" in text for text in metadata.values())
+    assert f"\nRequires-Dist: sglang-pic[census]=={__version__}\n" in metadata["bench"]
+
+
+def test_the_notices_of_the_recordings_are_in_the_wheel(wheels: dict[str, Path]) -> None:
     """Whoever recorded a session is named with the licence, where installers look for licences and beside the data."""
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(wheels["."]) as archive:
         (folder,) = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
         metadata = archive.read(f"{folder}/METADATA").decode()
         page = archive.read(NOTICES).decode()
         assert archive.read(f"{folder}/licenses/traces/{NOTICES}").decode() == page
-        assert "Apache License" in archive.read(f"{folder}/licenses/LICENSE").decode()
     assert "License-Expression: Apache-2.0 AND MIT AND BSD-3-Clause\n" in metadata
     holders = [line.replace("-", "").lower().strip() for line in page.splitlines() if ": Copyright" in line]
     for session in (*load("sample:agents"), *load("sample:opendevin")):
@@ -77,7 +95,9 @@ def test_the_notices_of_the_recordings_are_in_the_wheel(wheel: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+def installed(
+    wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a command of a new environment that has the wheel and what the wheel depends on."""
     folder = tmp_path_factory.mktemp("empty")
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
@@ -87,37 +107,42 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         command = [folder / "venv" / "bin" / str(words[0]), *words[1:]]
         return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240)
 
-    assert run("pip", "install", "-q", wheel).returncode == 0
+    assert run("pip", "install", "-q", wheels["."]).returncode == 0
     return run
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_verb_runs_in_an_environment_with_nothing_else(
-    installed: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    installed: Callable[..., subprocess.CompletedProcess[str]], wheels: dict[str, Path], tmp_path: Path
 ) -> None:
-    """First without the extras, then with those that a verb asks for, then up to where it needs SGLang or a server."""
+    """First alone, then with what a verb asks for, then up to where it needs SGLang or a server."""
+    ours = [verb for verb in VERBS if not VERBS[verb].module.startswith("pic_")]
     for verb in VERBS:
         shown = installed("sglang-pic", verb, "--help")
-        assert (shown.returncode, shown.stderr) == (0, ""), verb
+        assert (shown.returncode, shown.stderr == "") == ((0, True) if verb in ours else (1, False)), verb
     shutil.copytree(ROOT / "bench" / "results" / "demo", tmp_path / "demo")
     runs: dict[str, list[str | Path]] = {
         "census": ["sample:opendevin"],
         "explain": ["clock:sample:agents", "--out", tmp_path / "page.html"],
         "report": [tmp_path / "demo"],
+        "simulate": ["gen:random?sessions=2", "--hours", "1"],
     }
     asked = []
     for verb, words in runs.items():
         done = installed("sglang-pic", verb, *words)
         if done.returncode:
-            found = re.fullmatch(r"sglang-pic: error: .*: pip install '(.+)'\n", done.stderr)
+            found = re.fullmatch(r"sglang-pic: error: .*: pip install (.+)\n", done.stderr)
             assert found is not None, done.stderr
-            asked.append(found[1])
+            asked.append(found[1].strip("'"))
             # What is installed brings its extras, wherever it came from.
-            assert installed("pip", "install", "-q", found[1]).returncode == 0
+            wanted = wheels["bench"] if asked[-1] == BENCH else asked[-1]
+            assert installed("pip", "install", "-q", wanted).returncode == 0
             done = installed("sglang-pic", verb, *words)
         assert done.returncode == 0, done.stderr
-    assert asked == ["sglang-pic[census]", "sglang-pic[bench]"]
+    assert asked == ["sglang-pic[census]", BENCH]
+    for verb in VERBS:
+        assert installed("sglang-pic", verb, "--help").returncode == 0
     assert installed("pip", "install", "-q", f"sglang-pic[{','.join(EXTRAS)}]").returncode == 0
     nobody = "http://127.0.0.1:9"
     for verb, words in {
@@ -138,6 +163,7 @@ def test_every_verb_runs_in_an_environment_with_nothing_else(
 FILES = {
     "sglang_pic/__init__.py": '__version__ = "0.2.0"\n',
     "sglang_pic/adapter/contract.py": 'BUILT_FOR = "0.5.23"\n',
+    "bench/pyproject.toml": 'version = "0.2.0"\n',
     "CHANGELOG.md": (
         "# Changelog\n\n## [Unreleased]\n\n- One thing.\n\n### Tested with\n\n| SGLang | Python |\n| --- | --- |\n"
         "| 0.5.23 | 3.11 |\n\n## [0.1.0] - 2026-01-02\n\n- Another.\n"
@@ -160,7 +186,7 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for name in ("MODULE", "CHANGELOG"):
+    for name in ("MODULE", "BENCH", "CHANGELOG"):
         monkeypatch.setattr(module, name, tmp_path / getattr(module, name).relative_to(ROOT))
     monkeypatch.setattr(module, "ROOT", tmp_path)
     who = ["-c", "user.name=n", "-c", "user.email=e"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from pic_traces.blocks import recognize_blocks
 from pic_traces.clock import set_clocks, split_clock
 from pic_traces.data import DATA
 from pic_traces.errors import TraceError
-from pic_traces.generate import generate
 from pic_traces.lines import JSON_SUFFIXES, LINES_SUFFIXES, Line, read_objects
 from pic_traces.openai_log import is_request, name_by_line, parse_requests
 from pic_traces.recorded import is_recorded, parse_recorded
@@ -51,7 +51,7 @@ def load(trace: str | Path) -> Iterator[Session]:
     if clock:
         return set_clocks(load(rest), seed)
     if name.startswith("gen:"):
-        return generate(name)
+        return _generate(name)
     if name.startswith("sample:"):
         sample = name.removeprefix("sample:")
         if sample not in SAMPLES:
@@ -103,6 +103,17 @@ class _Format(Enum):
 
     RECORDED = "recorded sessions (`messages` and `turns`)"
     REQUEST = "OpenAI chat requests (`messages`)"
+
+
+def _generate(trace: str) -> Iterator[Session]:
+    try:
+        generator = importlib.import_module("pic_generate")
+    except ModuleNotFoundError as error:
+        if error.name != "pic_generate":
+            raise
+        raise TraceError(f"{trace}: generators are in another package: pip install sglang-pic-bench") from error
+    sessions: Iterator[Session] = generator.generate(trace)
+    return sessions
 
 
 def _load_file(path: Path) -> Iterator[Session]:

@@ -9,9 +9,9 @@ from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
+from pic_replay.records import RequestRecord
 from pic_traces.encode import EncodedCall, Encoder, load_encoder
 from pic_traces.encode.encoded import Tokens
-from pic_traces.records import RequestRecord
 from pic_traces.session import Call
 from pic_traces.source import load
 

@@ -85,7 +85,7 @@ def read_pic_config(text: str | None) -> str | None:
 
 
 def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str | None) -> Arm:
-    from sglang_pic.platform import activate
+    from pic_platform import activate
 
     # Hits and metrics are reported, and the CPU platform serves on the CPU.
     flags = ("--enable-cache-report", "--enable-metrics", *(() if activate() is None else ("--device", "cpu")))

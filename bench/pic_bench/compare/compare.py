@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from pic_replay import ReplayOptions, run_replay
+from pic_replay.records import load_records, load_summary
 from pic_traces import load
 from pic_traces.clock import split_clock
-from pic_traces.records import load_records, load_summary
-from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import limit, short_name
 
 from pic_bench.compare.arms import Arm, arm_server

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from pic_traces.records import ReplaySummary, RequestRecord, Status
+from pic_replay.records import ReplaySummary, RequestRecord, Status
 
 from pic_bench.compare.summary import ArmKind, ArmSummary, Bucket, Figures, Kl, Measured, Paired, Summary
 from pic_bench.out_folder import without_secrets

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from pic_traces.records import RequestRecord, load_records
+from pic_replay.records import RequestRecord, load_records
 from pic_traces.source import short_name
 
 from pic_bench.compare.pairing import compare_all

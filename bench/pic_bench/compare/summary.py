@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pic_traces.records import Latency
+from pic_replay.records import Latency
 
 SCHEMA_VERSION = 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from pic_traces.packed import is_written, packed
+from pic_replay.packed import is_written, packed
 
 from pic_bench.fidelity.arms import RECORDED, place_sessions
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, TemplateSet, read_lines, whole_lines

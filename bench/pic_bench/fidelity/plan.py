@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from pic_traces.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
+from pic_generate.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
 
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, EXACT, Arm, parse_policy
 from pic_bench.fidelity.cases.case import Job

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from pic_traces.packed import is_written, read_written
+from pic_replay.packed import is_written, read_written
 
 from sglang_pic.errors import BenchError
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from pic_traces.records import ReplaySummary, load_summary
-from pic_traces.replay import ReplayOptions, run_replay
+from pic_replay import ReplayOptions, run_replay
+from pic_replay.records import ReplaySummary, load_summary
 from pic_traces.source import short_name
 
 from pic_bench.compare.arms import arm_server, build_arms

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+from pic_models import prepare
+from pic_models.checkpoint import DEEPSEEK_V2, yarn
 
 from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.server import Server
@@ -19,8 +21,6 @@ from pic_bench.gpu.record import Work
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
 from pic_bench.serving import serving
 from sglang_pic.errors import BenchError
-from sglang_pic.models import prepare
-from sglang_pic.models.checkpoint import DEEPSEEK_V2, yarn
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _START_S: Final = 240.0

@@ -26,7 +26,7 @@ def pretend(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    from sglang_pic.platform import torchvision_shim
+    from sglang_pic.adapter.doctor import torchvision_shim
 
     # What the CPU platform would have done first, where it is the one that would have been found.
     torchvision_shim.install()

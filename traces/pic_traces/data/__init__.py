@@ -1,4 +1,4 @@
-"""Data that travels with the package: sampled sessions, the words and the tools of generated text."""
+"""The sampled sessions that travel with the package."""
 
 from __future__ import annotations
 

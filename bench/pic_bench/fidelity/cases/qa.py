@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from pic_traces.questions import Question
+from pic_generate.questions import Question
 
 from pic_bench.fidelity.arms import CONTROLS, SHIPPED, spliced_arms
 from pic_bench.fidelity.cases.case import Case, Frame, FrameWords, Job, place_blocks, words

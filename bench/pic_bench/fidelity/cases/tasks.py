@@ -16,12 +16,12 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
+from pic_generate.questions import Question, make_lives
+from pic_generate.source_code import make_code, make_path
+from pic_generate.vocabulary import make_text
 from pic_traces.encode import load_encoder
-from pic_traces.generate.source_code import make_code, make_path
-from pic_traces.questions import Question, make_lives
 from pic_traces.session import Call, JsonValue, as_type
 from pic_traces.source import load
-from pic_traces.vocabulary import make_text
 
 from pic_bench.fidelity.arms import CONTROLS, NAIVE, RETEST, TASK_POLICIES, Arm, parse_policy
 from pic_bench.fidelity.cases.case import Case, Job, place_blocks, words
@@ -208,9 +208,7 @@ def _job(
     return Job(case=case, arms=arms, answer_tokens=min(MAX_ANSWER_TOKENS, len(ids) + SPARE_TOKENS))
 
 
-def _call_jobs(
-    trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], seed: int, length: int
-) -> Iterator[Job]:
+def _call_jobs(trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], seed: int, length: int) -> Iterator[Job]:
     """The tool calls of a trace whose prompts are neither short nor long, each recorded answer once."""
     encoder, source = load_encoder(model), Path(trace).name.partition(".")[0]
     calls = [call for session in load(trace) for call in session.calls() if _tool_of(call)]

@@ -1,0 +1,188 @@
+"""Writes the tables of `sglang_pic/REFERENCE.md`, the line on features of `OPERATE.md` and the board, from the code.
+
+`python -m pic_bench.pages.reference` (`make reference`). The text around the tables stands in the page itself; a table
+begins at `<!-- generated: NAME -->` and ends at `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from textwrap import fill
+from typing import Final
+
+import msgspec
+
+import sglang_pic
+from pic_bench.pages import board, outcomes
+from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
+from sglang_pic.adapter.audit import metrics as audit_metrics
+from sglang_pic.adapter.metrics import Metric
+from sglang_pic.adapter.serve import accounting, faults, modes, pins, store, telling
+from sglang_pic.adapter.serve.fallback import REASONS
+from sglang_pic.adapter.serve.options import SETTINGS
+from sglang_pic.adapter.startup import metrics as startup_metrics
+from sglang_pic.adapter.support import SUPPORT, Level, Support
+from sglang_pic.config import PicConfig
+from sglang_pic.core.settings import Setting, settings_of
+
+PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
+OPERATE: Final = PAGE.with_name("OPERATE.md")
+_MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
+
+METRICS: Final = (
+    *accounting.METRICS,
+    *faults.METRICS,
+    *modes.METRICS,
+    *pins.METRICS,
+    *store.METRICS,
+    *telling.METRICS,
+    *startup_metrics.METRICS,
+    *audit_metrics.METRICS,
+)
+"""All that a server can export."""
+_BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages' tables and the board anew."""
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.pages.reference", description=__doc__.splitlines()[0])
+    parser.parse_args(argv)
+    for page in (PAGE, OPERATE):
+        page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
+        print(page, file=sys.stderr)
+    board.FILE.write_text(board.render(METRICS), encoding="utf-8")
+    print(board.FILE, file=sys.stderr)
+    return 0
+
+
+def render(page: str) -> str:
+    """The page with the tables that the code gives today.
+
+    Raises:
+        KeyError: the page names a table that there is no code for.
+    """
+    return _BLOCK.sub(lambda found: f"{found[1]}{found[2]}{_TABLES[found[1]]()}", page)
+
+
+def _request_options() -> str:
+    rows = [(f"`{s.name}`", s.allowed, "the server's", s.description) for s in SETTINGS.values()]
+    return _table(("key", "allowed", "default", "meaning"), rows)
+
+
+def _server_options() -> str:
+    rows = [(f"`{s.name}`", f"`{_json(s)}`", s.allowed, s.description) for s in settings_of(PicConfig).values()]
+    return _table(("key", "default", "allowed", "meaning"), rows)
+
+
+def _switches(kind: type[msgspec.Struct]) -> str:
+    rows = [(f"`{s.name}`", f"`{_json(s)}`", s.description) for s in settings_of(kind).values()]
+    return _table(("key", "default", "meaning"), rows)
+
+
+def _metrics() -> str:
+    rows = [(f"`{m.name}`", m.kind.value, f"`{m.label}`" if m.label else "", m.help) for m in METRICS]
+    return _table(("metric", "kind", "label", "meaning"), rows)
+
+
+def _labels() -> str:
+    with_values = [metric for metric in METRICS if metric.values and metric is not accounting.FALLBACKS]
+    return "\n".join(f"{_label_title(metric)}\n\n{_values(metric)}" for metric in with_values)
+
+
+def _label_title(metric: Metric) -> str:
+    return f"`{metric.label}` of `{metric.name}`:"
+
+
+def _values(metric: Metric) -> str:
+    return _table((str(metric.label), "meaning"), [(f"`{value}`", text) for value, text in metric.values.items()])
+
+
+def _reasons() -> str:
+    reasons = sorted(REASONS, key=lambda reason: reason.value)
+    return _table(("reason", "meaning"), [(f"`{reason.value}`", reason.description) for reason in reasons])
+
+
+def _support() -> str:
+    entries = sorted(SUPPORT, key=lambda entry: _position(entry.area) * 10 + _position(entry.level))
+    recorded = outcomes.read()
+    numbers = {test: str(number) for number, test in enumerate(recorded.tests, 1)}
+    parts = []
+    for area, found in groupby(entries, key=lambda entry: entry.area):
+        rows = [
+            (
+                *(entry.level.shown, _named(entry), _why(entry)),
+                ", ".join(numbers[test] for test in recorded.showing(entry.what)),
+            )
+            for entry in found
+        ]
+        columns = 4 if any(tests for *_, tests in rows) else 3
+        table = _table(("status", "what", "why", "tests")[:columns], [row[:columns] for row in rows])
+        parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{table}")
+    tests = "".join(f"{numbers[test]}. `{test}`: {outcome.outcome}\n" for test, outcome in recorded.tests.items())
+    parts.append(f"### Tests by number\n\nTheir outcomes with SGLang {recorded.sglang}:\n\n{tests}")
+    return "\n".join(parts)
+
+
+def _features() -> str:
+    """The entries of the matrix that limit users of stock SGLang, in a few lines for OPERATE.md."""
+    named: dict[Level, dict[str, None]] = {level: {} for level in Level}
+    for entry in SUPPORT:
+        if entry.feature or (entry.fallback and entry.path):
+            named[entry.level][entry.feature or entry.what] = None
+    said = {
+        Level.FALLS_BACK: "Computed as usual, and counted by reason",
+        Level.REFUSED: "Refused at start-up",
+        Level.ADMITTED: "Not run",
+    }
+    lists = (f"{text}: {', '.join(named[level])}." for level, text in said.items() if named[level])
+    bullet = f"- {' '.join(lists)} [The matrix]({_MATRIX}) has what works, and the tests that show it."
+    return fill(bullet, 160, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
+def _named(entry: Support) -> str:
+    return f"{entry.feature}: `{entry.what}`" if entry.feature and entry.what.startswith("--") else _code(entry.what)
+
+
+def _why(entry: Support) -> str:
+    return f"{entry.reason.rstrip('.')} (`{entry.fallback}`)" if entry.fallback else entry.reason
+
+
+def _code(what: str) -> str:
+    """Flags and names of classes as code."""
+    return f"`{what}`" if re.fullmatch(r"--[\w-]+|\w+", what) else what
+
+
+def _position(member: object) -> int:
+    return list(type(member)).index(member)  # type: ignore[call-overload,no-any-return]
+
+
+def _json(setting: Setting) -> str:
+    return "{}" if setting.default is msgspec.NODEFAULT else msgspec.json.encode(setting.default).decode()
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+_TABLES: Final[dict[str, Callable[[], str]]] = {
+    "request-options": _request_options,
+    "server-options": _server_options,
+    "probe-server": partial(_switches, ProbeConfig),
+    "probe-request": partial(_switches, RequestProbe),
+    "metrics": _metrics,
+    "labels": _labels,
+    "reasons": _reasons,
+    "support": _support,
+    "features": _features,
+}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""All workloads by name: what `gen:` specs, error messages and the documentation are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pic_traces.errors import TraceError
+from pic_traces.session import Session
+
+from pic_generate.agent_meta import AgentMeta
+from pic_generate.compact import Compact
+from pic_generate.options import Options, parse_options
+from pic_generate.random_text import RandomText
+from pic_generate.reorder import Reorder
+from pic_generate.repoagent import RepoAgent
+from pic_generate.rerank import Rerank
+from pic_generate.skills import Skills
+from pic_generate.studio import Studio
+from pic_generate.subagents import Subagents
+from pic_generate.sysvar import SysVar
+from pic_generate.tool_aging import ToolAging
+from pic_generate.tool_variants import ToolVariants
+
+
+class Workload(NamedTuple):
+    """A generator in the catalogue: what changes and what repeats, in one line, and the struct of its options."""
+
+    summary: str
+    kind: type[Options]
+
+
+WORKLOADS = {
+    "agent_meta": Workload("a header that changes with every call, before a body that never does", AgentMeta),
+    "sysvar": Workload("a clock, statistics or a model name late in a long system prompt", SysVar),
+    "compact": Workload("a summary takes the place of old history, the recent tail stays", Compact),
+    "rerank": Workload("the last few of many retrieved documents change places", Rerank),
+    "tool_variants": Workload("a tool list in a few versions: a wording, a tool more or less", ToolVariants),
+    "reorder": Workload("long documents, or tools, in another order in every call", Reorder),
+    "skills": Workload("skills of a library pasted into conversations at varying places", Skills),
+    "tool_aging": Workload("old tool results are replaced by a stub, call after call", ToolAging),
+    "subagents": Workload("code and findings pasted into the prompts of subagents, and back", Subagents),
+    "repoagent": Workload("code of a repository in the prompts of its functions, callers and callees", RepoAgent),
+    "random": Workload("nothing to reuse: what the feature costs", RandomText),
+}
+"""Every generator by the name in `gen:NAME`; Irminsul's five, those of other agents, and the control."""
+
+_IRMINSUL_HEADERS = (50, 250, 1000, 2000)
+"""Header lengths of the partition-shift test of Irminsul (arXiv:2605.05696), in tokens."""
+
+
+def generate(spec: str) -> Iterator[Session]:
+    """Yield the sessions of a generator spec, `gen:NAME?key=value&...`.
+
+    Raises:
+        TraceError: the name or an option is unknown, or a value is not allowed; raised before the first session.
+    """
+    name, _, query = spec.removeprefix("gen:").partition("?")
+    if name not in WORKLOADS:
+        known = "\n".join(f"  gen:{key}: {workload.summary}" for key, workload in WORKLOADS.items())
+        raise TraceError(f"{spec}: no generator {name!r}; allowed are\n{known}")
+    try:
+        options = parse_options(query, WORKLOADS[name].kind)
+        studio = Studio(name, seed=options.seed, sessions=options.sessions, tokenizer=options.tokenizer)
+    except TraceError as error:
+        raise TraceError(f"{spec}: {error}") from error
+    return options.write(studio)
+
+
+def partition_shift(lengths: Sequence[int] = _IRMINSUL_HEADERS) -> list[str]:
+    """The specs of a partition-shift sweep: `agent_meta` with ever longer changing headers, all else equal."""
+    return [f"gen:agent_meta?header={length}" for length in lengths]

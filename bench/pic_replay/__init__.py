@@ -1,0 +1,12 @@
+"""Replaying a trace against a server with locust, in a process of its own.
+
+`options` and `launch` are what callers use; they never import locust. `main` is the program of the process; only `main`
+and `users` import locust, and with it gevent's monkey patching. Nothing here knows SGLang's Python code.
+"""
+
+from __future__ import annotations
+
+from pic_replay.launch import run_replay
+from pic_replay.options import FlattenTools, ReplayOptions
+
+__all__ = ["FlattenTools", "ReplayOptions", "run_replay"]

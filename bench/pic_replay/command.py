@@ -1,0 +1,142 @@
+"""The verb `replay` of the command line: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from pic_traces.errors import OptionError, ReplayError, TraceError
+from pic_traces.session import JsonValue
+from pic_traces.source import TRACE_HELP
+
+from pic_replay.launch import run_replay
+from pic_replay.options import FlattenTools, ReplayOptions
+from pic_replay.records import Latency, ReplaySummary, load_summary
+
+DESCRIPTION = "Replay recorded LLM calls against a server and record where every prompt token came from."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the replay's arguments to a parser."""
+    parser.add_argument("trace", metavar="TRACE", help=TRACE_HELP)
+    parser.add_argument("--base-url", required=True, metavar="URL", help="the server, e.g. http://127.0.0.1:30000")
+    parser.add_argument("--out", required=True, metavar="DIR", help="run folder to write")
+    parser.add_argument("--sessions", type=int, default=1, metavar="N", help="sessions side by side (default: 1)")
+    parser.add_argument(
+        "--spread-s", type=float, metavar="S", help="start sessions at random moments within S seconds (Poisson)"
+    )
+    parser.add_argument(
+        "--pause-s", type=float, default=0.0, metavar="S", help="mean pause between a session's calls (default: 0)"
+    )
+    parser.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
+    parser.add_argument("--limit-sessions", type=int, metavar="N", help="only the first N sessions of the trace")
+    parser.add_argument("--limit-calls", type=int, metavar="N", help="only the first N calls of the trace")
+    parser.add_argument("--max-tokens", type=int, default=16, metavar="N", help="output tokens a call (default: 16)")
+    parser.add_argument("--model", metavar="NAME", help="model name to send (default: the server's first)")
+    parser.add_argument(
+        "--custom-params", metavar="JSON", help='SGLang\'s custom_params, e.g. \'{"pic": {"mode": "off"}}\''
+    )
+    parser.add_argument("--extra-body", metavar="JSON", help="merged into every request body; overrides other fields")
+    parser.add_argument(
+        "--logprobs",
+        type=int,
+        nargs="?",
+        const=20,
+        default=0,
+        metavar="K",
+        help="record the first token's distribution over K tokens (20 if no K is given; default: off)",
+    )
+    parser.add_argument(
+        "--flatten-tools",
+        choices=[choice.value for choice in FlattenTools],
+        default=FlattenTools.AUTO.value,
+        help="send tools as plain text: when the chat template does not show them (auto, default), always, never",
+    )
+    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="unrelated requests first (default: 1)")
+    parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="longest silence (default: 600)")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as bearer token, never recorded")
+    parser.add_argument("--force", action="store_true", help="replace the run that the folder has")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def options_from(args: argparse.Namespace) -> ReplayOptions:
+    """The options that parsed arguments ask for.
+
+    Raises:
+        OptionError: a value is not allowed.
+    """
+    given = {name: value for name, value in vars(args).items() if name in ReplayOptions.__struct_fields__}
+    given["extra_body"] = _json_object("--extra-body", args.extra_body)
+    given["custom_params"] = _json_object("--custom-params", args.custom_params)
+    given["flatten_tools"] = FlattenTools(args.flatten_tools)
+    return ReplayOptions(**given).check()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, print the summary on stdout, and return 0, 1 (failed requests), 2 (usage) or 130 (interrupted)."""
+    try:
+        options = options_from(args)
+        summary = load_summary(run_replay(options))
+    except KeyboardInterrupt:
+        print(f"interrupted; the records so far are in {args.out}", file=sys.stderr)
+        return 130
+    except TraceError as error:
+        print(f"replay: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ReplayError) else 2
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(summary)).decode())
+    else:
+        print(_render(summary, Path(args.out)))
+    if summary.stopped:
+        print(f"replay: stopped early: {summary.stopped}", file=sys.stderr)
+    return 1 if summary.failed or summary.stopped else 0
+
+
+def _json_object(flag: str, text: str | None) -> dict[str, JsonValue]:
+    if text is None:
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise OptionError(f"{flag}={text!r}: is not JSON ({error}); an object is expected.") from error
+    if not isinstance(value, dict):
+        raise OptionError(f"{flag}={text!r}: is {type(value).__name__}; a JSON object is expected.")
+    return value
+
+
+def _render(summary: ReplaySummary, out: Path) -> str:
+    calls = f"{summary.completed} of {summary.planned}, {summary.failed} failed, {summary.skipped} skipped (too long)"
+    rate = f"{summary.achieved_requests_per_s:.2f} calls/s, {summary.achieved_prompt_tokens_per_s:,.0f} prompt tokens/s"
+    rows = [
+        ("calls", calls),
+        ("prompt tokens", f"{summary.prompt_tokens:,}"),
+        ("  prefix hit", _share(summary.prefix_hit_tokens, summary.prompt_tokens)),
+        ("  chunk hit", _share(summary.chunk_hit_tokens, summary.prompt_tokens)),
+        ("  computed", _share(summary.computed_tokens, summary.prompt_tokens)),
+        ("output tokens", f"{summary.output_tokens:,}"),
+        ("time to first token", _latency(summary.ttft_s)),
+        ("end to end", _latency(summary.e2e_s)),
+        ("schedule delay", _latency(summary.schedule_delay_s)),
+        ("achieved", rate),
+        ("wall", f"{summary.wall_s:.1f} s"),
+        ("run folder", str(out)),
+    ]
+    if summary.tools_flattened:
+        rows.append(("tools", "sent as plain text: the chat template does not show them"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _share(tokens: int | None, total: int) -> str:
+    if tokens is None:
+        return "not reported by the server (start it with --enable-cache-report)"
+    return f"{tokens:,} ({tokens / total:.1%})" if total else f"{tokens:,}"
+
+
+def _latency(latency: Latency) -> str:
+    if latency.mean is None or latency.p50 is None or latency.p90 is None or latency.p99 is None:
+        return "-"
+    return f"mean {latency.mean:.3f} s, p50 {latency.p50:.3f}, p90 {latency.p90:.3f}, p99 {latency.p99:.3f}"

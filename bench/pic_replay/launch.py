@@ -1,0 +1,141 @@
+"""Starting a replay from any process: prepares the run folder, spawns the locust process, reads how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pic_traces
+from pic_traces.errors import OptionError, ReplayError
+
+import pic_replay
+from pic_replay.options import ReplayOptions
+
+RUN_FILES = ("config.json", "environment.json", "requests.jsonl", "summary.json", "replay.log")
+"""What a replay writes into its run folder; it touches nothing else there."""
+
+# Exit codes of the replay's process beside 0, 1 (failed requests) and 130: our own errors, and a traceback. They stay
+# clear of 1, which Python itself uses for both.
+EXIT_REFUSED = 64
+EXIT_CRASHED = 70
+EXIT_NO_DISK = 74
+_COMPLETED = (0, 1)
+_INTERRUPTED = 128 + signal.SIGINT
+_LOG_TAIL = 15
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the replay's process reads from stdin; `progress_fd` is an inherited descriptor for the progress bar."""
+
+    options: ReplayOptions
+    command: list[str]
+    progress_fd: int
+
+
+def run_replay(options: ReplayOptions) -> Path:
+    """Replay a trace in a process of its own and wait for it; the progress bar goes to stderr.
+
+    Failed requests do not raise: they are in the records and in the summary.
+
+    Returns:
+        The run folder, with every file of `RUN_FILES`.
+
+    Raises:
+        OptionError: an option is not allowed, or the run folder has a run already.
+        ReplayError: the replay could not start or crashed; the message has the last lines of its log.
+        KeyboardInterrupt: it was interrupted; what was done is in the run folder.
+    """
+    options.check()
+    out = _prepare_folder(Path(options.out).expanduser(), force=options.force)
+    options = msgspec.structs.replace(options, out=str(out))
+    try:
+        (out / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(options.without_secrets())))
+    except OSError as error:
+        raise ReplayError(f"{out}: cannot be written: {error.strerror}.") from error
+    code = _run_process(options, out / "replay.log")
+    if code == _INTERRUPTED:
+        raise KeyboardInterrupt
+    if code not in _COMPLETED or not (out / "summary.json").is_file():
+        tail = "\n".join((out / "replay.log").read_text(errors="replace").splitlines()[-_LOG_TAIL:])
+        if code == EXIT_REFUSED:
+            raise ReplayError(tail)
+        if code == EXIT_NO_DISK:
+            raise ReplayError(f"{out}: cannot be written: {_why_full(out)}; the records there are not whole.")
+        raise ReplayError(f"the replay crashed (exit code {code}); the end of {out / 'replay.log'}:\n{tail}")
+    return out
+
+
+def _why_full(out: Path) -> str:
+    """What the folder's disk says; the process could not write it into its log."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=out) as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "the disk was full"
+
+
+def _prepare_folder(out: Path, *, force: bool) -> Path:
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"out={str(out)!r}: is a file; a folder is needed.")
+    present = [name for name in RUN_FILES if (out / name).exists()]
+    if present and not force:
+        raise OptionError(f"out={str(out)!r}: has a run already ({', '.join(present)}); choose another or use --force.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in present:
+            (out / name).unlink()
+    except OSError as error:
+        raise OptionError(f"out={str(out)!r}: cannot be written: {error}.") from error
+    return out.resolve()
+
+
+def _run_process(options: ReplayOptions, log_path: Path) -> int:
+    roots = {str(Path(package.__path__[0]).resolve().parent) for package in (pic_replay, pic_traces)}
+    paths = [*sorted(roots), *filter(None, [os.environ.get("PYTHONPATH")])]
+    progress_fd = _dup_stderr()
+    try:
+        job = Job(options=options, command=_command(options), progress_fd=progress_fd)
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pic_replay.main"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(progress_fd,),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                # NOTE: a group of its own keeps the terminal's Ctrl-C from reaching it twice; it is passed on below.
+                process_group=0,
+            )
+    finally:
+        os.close(progress_fd)
+    with process:
+        try:
+            process.communicate(msgspec.json.encode(job))
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            return _INTERRUPTED
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode
+
+
+def _dup_stderr() -> int:
+    """A copy of stderr's descriptor: the child's own descriptor 2 is its log."""
+    try:
+        return os.dup(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _command(options: ReplayOptions) -> list[str]:
+    secret = options.api_key
+    return [argument.replace(secret, "[not recorded]") if secret else argument for argument in sys.argv]

@@ -1,0 +1,85 @@
+"""What a replay is asked to do, as one value that crosses the process boundary as JSON."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from urllib.parse import urlsplit
+
+import msgspec
+from pic_traces.errors import OptionError
+from pic_traces.session import JsonValue
+
+from pic_replay.pace import Pace
+
+
+class FlattenTools(Enum):
+    """Whether tool schemas, tool calls and tool results are sent as plain text messages."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options of one replay; the command line's help says what each decides.
+
+    Beyond that: `base_url` is without `/v1`; `custom_params` goes into the body's field of that name, which SGLang
+    passes to plugins; `extra_body` is merged last; `api_key` is never written to the run folder.
+    """
+
+    schema_version: int = 1
+    trace: str
+    base_url: str
+    out: str
+    sessions: int = 1
+    spread_s: float | None = None
+    pause_s: float = 0.0
+    pace_seed: int = 1
+    limit_sessions: int | None = None
+    limit_calls: int | None = None
+    max_tokens: int = 16
+    model: str | None = None
+    extra_body: dict[str, JsonValue] = {}
+    custom_params: dict[str, JsonValue] = {}
+    logprobs: int = 0
+    flatten_tools: FlattenTools = FlattenTools.AUTO
+    warmup: int = 1
+    timeout_s: float = 600.0
+    api_key: str | None = None
+    force: bool = False
+    quiet: bool = False
+
+    def check(self) -> ReplayOptions:
+        """The options themselves, if every value is allowed.
+
+        Raises:
+            OptionError: names the option, its value and what is allowed.
+        """
+        least = {"sessions": 1, "limit_sessions": 1, "limit_calls": 1, "max_tokens": 1, "warmup": 0, "logprobs": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise OptionError(f"{name}={value!r}: must be {lowest} or more.")
+        if self.logprobs > 20:
+            raise OptionError(f"logprobs={self.logprobs!r}: must be 20 or less, the most that the OpenAI API allows.")
+        if self.spread_s is not None and self.sessions != 1:
+            raise OptionError(f"sessions={self.sessions!r}: leave it out with spread_s, which sets the starts.")
+        for name, seconds in (("spread_s", self.spread_s or 0.0), ("pause_s", self.pause_s)):
+            if not 0 <= seconds < math.inf:
+                raise OptionError(f"{name}={seconds!r}: must be 0 or more seconds.")
+        if not self.timeout_s > 0:
+            raise OptionError(f"timeout_s={self.timeout_s!r}: must be more than 0.")
+        url = urlsplit(self.base_url)
+        if url.scheme not in {"http", "https"} or not url.hostname:
+            raise OptionError(f"base_url={self.base_url!r}: must be like http://127.0.0.1:30000.")
+        return self
+
+    @property
+    def pace(self) -> Pace:
+        """When calls are made; without `spread_s` all sessions may start at once."""
+        return Pace(self.spread_s or 0.0, self.pause_s, self.pace_seed)
+
+    def without_secrets(self) -> ReplayOptions:
+        """The same options with the API key blanked, for files and messages."""
+        return msgspec.structs.replace(self, api_key=None if self.api_key is None else "[not recorded]")
