@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pic_platform import torchvision_shim
+
 from pic_models.checkpoint import Progress
-from sglang_pic.adapter.doctor import torchvision_shim
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -27,7 +27,7 @@ def perplexity(model_dir: Path, text: str, *, window_len: int = 1024) -> float:
     Raises:
         ConfigError: The text or the window is too short.
     """
-    from sglang_pic.adapter.doctor import torchvision_shim
+    from pic_platform import torchvision_shim
 
     torchvision_shim.install()
     import torch

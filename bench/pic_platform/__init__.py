@@ -44,7 +44,7 @@ def activate() -> str | None:
         if selected:
             logger.warning("SGLANG_PLATFORM='pic_cpu' is ignored: torch sees the accelerator %r here.", found)
         return None
-    from sglang_pic.adapter.doctor import torchvision_shim
+    from pic_platform import torchvision_shim
 
     torchvision_shim.install()
     return PLATFORM_CLASS

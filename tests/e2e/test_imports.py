@@ -19,7 +19,7 @@ CLOSED = re.compile(
 )
 GATES = {"pic_bench", "pic_bench.probe_plugin"}
 """SGLang calls the experiments' plugin in every process, where it finds that it is not asked for."""
-ON_THIS_PLATFORM = re.compile(r"pic_platform\b.*|sglang_pic\.platform|sglang_pic\.adapter\.doctor(\.torchvision_shim)?")
+ON_THIS_PLATFORM = re.compile(r"pic_platform\b.*")
 """A server with a GPU loads `pic_platform` alone, its gate: tests/adapter/test_contract.py."""
 
 

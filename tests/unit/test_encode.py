@@ -389,7 +389,7 @@ def test_a_row_of_spaces_is_cut_in_linear_time(folders: Folders) -> None:
 def test_smollm2_as_transformers_has_it() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("tokenizers")
-    from sglang_pic.adapter.doctor import torchvision_shim
+    from pic_platform import torchvision_shim
 
     torchvision_shim.install()
     transformers = pytest.importorskip("transformers")

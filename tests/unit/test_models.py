@@ -29,8 +29,8 @@ from pic_models import (
 )
 from pic_models.mla_layer import GroupedAttention, MlaShape, convert, share_keys
 from pic_models.perplexity import perplexity
+from pic_platform import torchvision_shim
 
-from sglang_pic.adapter.doctor import torchvision_shim
 from sglang_pic.errors import ConfigError, PicError
 from tests.conftest import MODELS, ROOT
 

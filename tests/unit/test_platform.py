@@ -12,9 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pic_platform import slot_ops, tree_ops
-
-from sglang_pic.adapter.doctor import torchvision_shim
+from pic_platform import slot_ops, torchvision_shim, tree_ops
 
 Patch = pytest.MonkeyPatch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import entry_points
 from typing import Final
 from unittest.mock import patch
 
@@ -26,10 +27,9 @@ def pretend(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    from sglang_pic.adapter.doctor import torchvision_shim
-
-    # What the CPU platform would have done first, where it is the one that would have been found.
-    torchvision_shim.install()
+    # Where the reference platform is the one that SGLang would find: that makes torchvision importable.
+    for platform in entry_points(group="sglang.srt.platforms", name="pic_cpu"):
+        platform.load()()
     from sglang.srt import platforms
 
     if "sglang.srt.server_args" in sys.modules and not platforms.current_platform.is_cuda():
