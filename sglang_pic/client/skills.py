@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -116,8 +117,16 @@ class _Client(Generic[_Http]):
         said = "a web page; is this SGLang's address?" if is_page else answer.text[:1000]
         raise ServerError(f"{call.method} {self._url}{call.path}: HTTP {answer.status_code}: {said}")
 
-    def _unreachable(self, call: _Call, error: Exception) -> ServerError:
-        return ServerError(f"{call.method} {self._url}{call.path}: {error or type(error).__name__}; is the server up?")
+    @contextmanager
+    def _reaching(self, call: _Call) -> Iterator[dict[str, Any]]:
+        """What httpx is asked for a call; its errors are said to be the server's."""
+        import httpx
+
+        url = self._url + call.path
+        try:
+            yield {"method": call.method, "url": url, "json": call.body, "headers": self._headers}
+        except httpx.HTTPError as error:
+            raise ServerError(f"{call.method} {url}: {error or type(error).__name__}; is the server up?") from error
 
 
 class Skills(_Client["httpx.Client"]):
@@ -180,17 +189,11 @@ class Skills(_Client["httpx.Client"]):
         self.close()
 
     def _run(self, flow: _Flow[_T]) -> _T:
-        import httpx
-
         try:
             call = next(flow)
             while True:
-                try:
-                    answer = self._http.request(
-                        call.method, self._url + call.path, json=call.body, headers=self._headers
-                    )
-                except httpx.HTTPError as error:
-                    raise self._unreachable(call, error) from error
+                with self._reaching(call) as request:
+                    answer = self._http.request(**request)
                 call = flow.send(self._checked(call, answer))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
@@ -232,17 +235,11 @@ class AsyncSkills(_Client["httpx.AsyncClient"]):
         await self.close()
 
     async def _run(self, flow: _Flow[_T]) -> _T:
-        import httpx
-
         try:
             call = next(flow)
             while True:
-                try:
-                    answer = await self._http.request(
-                        call.method, self._url + call.path, json=call.body, headers=self._headers
-                    )
-                except httpx.HTTPError as error:
-                    raise self._unreachable(call, error) from error
+                with self._reaching(call) as request:
+                    answer = await self._http.request(**request)
                 call = flow.send(self._checked(call, answer))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]

@@ -211,35 +211,31 @@ class Directory:
 
     def _contents(self, kind: str, name: bytes) -> Iterator[bytes]:
         """What the slots of a key hold, without what is broken."""
-        for slot in range(SLOTS):
-            key = self._key(kind, name, slot)
-            data = self._get(kind, key)
-            if data is None:
-                return
-            content = data[len(_MAGIC) : -_SUM_BYTES]
+        for key, data in self._slots(kind, name):
+            content = b"" if data is None else data[len(_MAGIC) : -_SUM_BYTES]
             if data == _frame(key, content):
                 yield content
 
     def _put_new(self, kind: str, name: bytes, content: bytes) -> None:
         """Write what no slot holds into the first free one, if there is one."""
-        for slot in range(SLOTS):
-            key = self._key(kind, name, slot)
-            data = self._get(kind, key)
+        for key, data in self._slots(kind, name):
             if data is None:
                 self._objects.put(key, _frame(key, content))
-                return
-            if data == _frame(key, content):
+            elif data == _frame(key, content):
                 return
 
-    def _get(self, kind: str, key: str) -> bytes | None:
+    def _slots(self, kind: str, name: bytes) -> Iterator[tuple[str, bytes | None]]:
+        """The keys of a name's slots, each with its object, up to the first free one, which has None."""
         content_bytes = _HASH_BYTES + _SUM_BYTES
         if kind == "block":
             content_bytes = self._sums_at + _SUM_BYTES * self._pages
-        return self._objects.get(key, content_bytes + _FRAME_BYTES)
-
-    def _key(self, kind: str, name: bytes, slot: int) -> str:
-        digest = hashlib.blake2b(name, digest_size=16, key=self.fingerprint, person=kind.encode())
-        return f"pic-{kind}-{digest.hexdigest()}-{slot}"
+        digest = hashlib.blake2b(name, digest_size=16, key=self.fingerprint, person=kind.encode()).hexdigest()
+        for slot in range(SLOTS):
+            key = f"pic-{kind}-{digest}-{slot}"
+            data = self._objects.get(key, content_bytes + _FRAME_BYTES)
+            yield key, data
+            if data is None:
+                return
 
     @property
     def _sums_at(self) -> int:

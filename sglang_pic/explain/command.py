@@ -21,7 +21,7 @@ from sglang_pic.census.inputs import (
 )
 from sglang_pic.census.simulate import simulate
 from sglang_pic.errors import ConfigError
-from sglang_pic.explain.data import Payload, PayloadBuilder
+from sglang_pic.explain.data import Figures, Payload, PayloadBuilder
 
 _NUM_CAUSES = 8
 _NUM_TITLES = 3
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
         builder.add(outcome)
     payload = builder.build(encoder.name, is_exact=encoder.is_exact)
-    _write(out, page.html_page(payload, _title(args.files)))
-    _print_causes(payload)
+    _write(out, page.html_page(payload, builder.figures, _title(args.files)))
+    _print_causes(payload, builder.figures)
     print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
@@ -95,18 +95,17 @@ def _write(out: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def _print_causes(payload: Payload) -> None:
+def _print_causes(payload: Payload, figures: Figures) -> None:
     from rich.table import Table
 
     from sglang_pic.census.table import as_text
 
-    figures = payload.figures()
-    new_len = figures.prompt_len - figures.prefix_len - figures.hit_len
-    parts = (("prefix hit", figures.prefix_len), ("recoverable", figures.hit_len), ("new", new_len))
-    shares = ", ".join(f"{name} {num / figures.prompt_len:.1%}" for name, num in parts if figures.prompt_len)
-    if figures.guarded_len:
-        shares += f" ({figures.guarded_len / figures.prompt_len:.1%} because of a changed field)"
-    print(f"{len(payload.calls):,} calls, {figures.prompt_len:,} prompt tokens: {shares or '-'}\n")
+    new_len = figures.prompt_tokens - figures.prefix_tokens - figures.chunk_tokens
+    parts = (("prefix hit", figures.prefix_tokens), ("recoverable", figures.chunk_tokens), ("new", new_len))
+    shares = ", ".join(f"{name} {num / figures.prompt_tokens:.1%}" for name, num in parts if figures.prompt_tokens)
+    if figures.guarded_tokens:
+        shares += f" ({figures.guarded_tokens / figures.prompt_tokens:.1%} because of a changed field)"
+    print(f"{len(payload.calls):,} calls, {figures.prompt_tokens:,} prompt tokens: {shares or '-'}\n")
     table = Table("tokens", "calls", "what broke the prefix", "worst place", box=None, pad_edge=False)
     for column in table.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
@@ -116,8 +115,8 @@ def _print_causes(payload: Payload) -> None:
         if num_lost := sum(group.num_lost for group in groups):
             num_calls = sum(group.num_calls for group in groups)
             table.add_row(f"{num_lost:,}", f"{num_calls:,}", cause.label, groups[0].signature)
-    if figures.num_appending:
-        appended = f"{figures.appended_len:,}", f"{figures.num_appending:,}"
+    if figures.appending_calls:
+        appended = f"{figures.appended_tokens:,}", f"{figures.appending_calls:,}"
         table.add_row(*appended, "(nothing: appended text repeats)", "")
     if not table.rows:
         print("No break cost tokens that could be recovered.\n")

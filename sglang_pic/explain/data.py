@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
 import msgspec
 from pic_traces.source import short_name
 
 from sglang_pic.census.outcome import ChangedField, Outcome, RunSpan
+from sglang_pic.census.tally import Tally
 from sglang_pic.core import intersect_spans
 from sglang_pic.explain.diagnose import Break, Diagnoser
 from sglang_pic.explain.groups import Group, Grouping
@@ -30,18 +30,18 @@ _FIELD_CONTEXT_TOKENS = 24
 _MAX_BYTES = 32_000_000
 
 
-class _Row(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """An object that the script reads by the same names, in camelCase. Texts are numbers in `Payload.texts`."""
+class Row(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An object that the script reads by the same names, in camelCase. Texts are numbers in a list of texts."""
 
 
-class SessionRow(_Row, frozen=True):
+class SessionRow(Row, frozen=True):
     """A session of a file."""
 
     file: int
     name: str
 
 
-class BreakRow(_Row, frozen=True):
+class BreakRow(Row, frozen=True):
     """A break."""
 
     group: int
@@ -55,7 +55,7 @@ class BreakRow(_Row, frozen=True):
     neighbor: int
 
 
-class SpanRow(_Row, frozen=True):
+class SpanRow(Row, frozen=True):
     """Tokens `[start, end)` of a prompt: the prefix, a gap, or a run."""
 
     start: int
@@ -71,7 +71,7 @@ class SpanRow(_Row, frozen=True):
     """Whether this gap is computed because of a changed field, and would be spliced otherwise."""
 
 
-class FieldRow(_Row, frozen=True):
+class FieldRow(Row, frozen=True):
     """A field, at `[start, end)` of a prompt, that has another value than before a run's donor."""
 
     start: int
@@ -82,7 +82,7 @@ class FieldRow(_Row, frozen=True):
     after: int = 0
 
 
-class CallRow(_Row, frozen=True):
+class CallRow(Row, frozen=True):
     """A call."""
 
     session: int
@@ -97,23 +97,8 @@ class CallRow(_Row, frozen=True):
     found: BreakRow | None = None
     changed_fields: list[FieldRow] = []
 
-    @property
-    def hit_len(self) -> int:
-        """Tokens in runs."""
-        return sum(span.end - span.start for span in self.spans if span.donor is not None)
 
-    @property
-    def behind_change_len(self) -> int:
-        """Tokens in runs behind a changed field."""
-        return sum(span.end - span.start for span in self.spans if span.is_behind_change)
-
-    @property
-    def guarded_len(self) -> int:
-        """Tokens that are computed because of a changed field."""
-        return sum(span.end - span.start for span in self.spans if span.is_guarded)
-
-
-class CauseRow(_Row, frozen=True):
+class CauseRow(Row, frozen=True):
     """A cause that occurred, in plain words."""
 
     key: str
@@ -123,23 +108,17 @@ class CauseRow(_Row, frozen=True):
     """Worst first."""
 
 
-class Figures(NamedTuple):
-    """Sums over all calls."""
+@dataclass(slots=True)
+class Figures(Tally):
+    """What the page's head and the command print: the counts of the census, and repeats that no break caused."""
 
-    prompt_len: int
-    prefix_len: int
-    hit_len: int
-    num_appending: int
+    appending_calls: int = 0
     """Calls that continue an earlier path, or have none to continue, and repeat text all the same."""
-    appended_len: int
-    """The repeats in their appended text, which no break caused."""
-    num_changed: int
-    """Calls with a changed field."""
-    behind_change_len: int
-    guarded_len: int
+    appended_tokens: int = 0
+    """The repeats in their appended text."""
 
 
-class Payload(_Row, frozen=True, kw_only=True):
+class Payload(Row, frozen=True, kw_only=True):
     """All of it. Causes are ranked, worst first."""
 
     schema_version: int = SCHEMA_VERSION
@@ -154,21 +133,6 @@ class Payload(_Row, frozen=True, kw_only=True):
     texts: list[str]
     num_texts_left_out: int
 
-    def figures(self) -> Figures:
-        """What the page's head and the command print."""
-        repeated = [call.hit_len + call.guarded_len for call in self.calls if call.found is None]
-        appended = [tokens for tokens in repeated if tokens]
-        return Figures(
-            prompt_len=sum(call.prompt_len for call in self.calls),
-            prefix_len=sum(call.prefix_len for call in self.calls),
-            hit_len=sum(call.hit_len for call in self.calls),
-            num_appending=len(appended),
-            appended_len=sum(appended),
-            num_changed=sum(bool(call.changed_fields) for call in self.calls),
-            behind_change_len=sum(call.behind_change_len for call in self.calls),
-            guarded_len=sum(call.guarded_len for call in self.calls),
-        )
-
 
 @dataclass(slots=True)
 class PayloadBuilder:
@@ -182,6 +146,7 @@ class PayloadBuilder:
     num_calls: int
     max_bytes: int = _MAX_BYTES
     grouping: Grouping = field(default_factory=Grouping)
+    figures: Figures = field(default_factory=Figures)
     _lexicon: Lexicon = field(default_factory=Lexicon)
     _diagnoser: Diagnoser = field(init=False)
     _pool: SnippetPool = field(init=False)
@@ -199,6 +164,10 @@ class PayloadBuilder:
         ref, encoded = outcome.ref, outcome.encoded
         assert ref.number == len(self._calls), "calls come in order"
         found = self._diagnoser.diagnose(outcome)
+        self.figures.add(outcome)
+        if found is None and outcome.num_repeated:
+            self.figures.appending_calls += 1
+            self.figures.appended_tokens += outcome.num_repeated
         self._lexicon.learn(encoded, outcome.prefix_len)
         file = self._files.setdefault(ref.file, len(self._files))
         self._calls.append(

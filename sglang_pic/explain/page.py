@@ -15,17 +15,18 @@ import msgspec
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 
 from sglang_pic.explain.cause import TEXTS
-from sglang_pic.explain.data import Payload
+from sglang_pic.explain.data import Figures, Payload
 
 # In this order: each uses only what is above it.
 _SCRIPTS = ("payload.js", "text.js", "paint.js", "card.js", "causes.js", "rows.js", "main.js")
 
 
-def html_page(payload: Payload, title: str) -> str:
+def html_page(payload: Payload, figures: Figures, title: str) -> str:
     """The whole page.
 
     Args:
         payload: what it shows.
+        figures: their sums.
         title: what the calls are of, e.g. the names of the files.
     """
     return self_contained(
@@ -36,7 +37,7 @@ def html_page(payload: Payload, title: str) -> str:
         payload,
         title=title,
         payload=payload,
-        figures=payload.figures(),
+        figures=figures,
         words=TEXTS["words"],
         percent=_percent,
         short=_short,

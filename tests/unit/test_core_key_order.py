@@ -158,22 +158,15 @@ def test_what_says_something_else_is_a_changed_field(old: str, new: str, is_swap
     assert Context.MOVED not in {run.context for run in plan.runs}
 
 
-def test_halves_of_characters_are_told_apart() -> None:
-    """Two signs whose tokens have the same text, which is none, are two values."""
+@pytest.mark.parametrize(("one", "other"), [((0, 1), (0, 2)), ((1 << 20, 1 << 20), (1 << 20, 1 << 21))])
+def test_signs_without_text_are_told_apart(one: tuple[int, int], other: tuple[int, int]) -> None:
+    """Tokens that are halves of characters, and ids that have no text, are values of their own."""
     cutter = Cutter()
     before, behind = cutter.cut('{"sign": "'), cutter.cut(f'", "note": {NOTE}}}')
-    one, other = ([*before, 0, half, *behind] for half in (1, 2))
-    assert plan_behind(as_tokens(one), as_tokens(other), cutter).changed_fields
-    moved = [*cutter.cut(f'{{"note": {NOTE}, "sign": "'), 0, 1, *cutter.cut('"}')]
-    assert not plan_behind(as_tokens(one), as_tokens(moved), cutter).changed_fields
-
-
-def test_an_id_without_text_is_told_apart_too() -> None:
-    """A vocabulary may have more ids than texts."""
-    cutter = Cutter()
-    before, behind = cutter.cut('{"sign": "'), cutter.cut(f'", "note": {NOTE}}}')
-    one, other = ([*before, 1 << 20, unknown, *behind] for unknown in (1 << 20, 1 << 21))
-    assert plan_behind(as_tokens(one), as_tokens(other), cutter).changed_fields
+    first, second = (as_tokens([*before, *sign, *behind]) for sign in (one, other))
+    assert plan_behind(first, second, cutter).changed_fields
+    moved = as_tokens([*cutter.cut(f'{{"note": {NOTE}, "sign": "'), *one, *cutter.cut('"}')])
+    assert not plan_behind(first, moved, cutter).changed_fields
 
 
 def changed(value: Any, rng: np.random.Generator) -> Any:

@@ -18,7 +18,7 @@ from sglang_pic.census.simulate import simulate
 from sglang_pic.cli import main
 from sglang_pic.core import CoreConfig
 from sglang_pic.explain import page as page_module
-from sglang_pic.explain.data import Payload, PayloadBuilder
+from sglang_pic.explain.data import Figures, Payload, PayloadBuilder
 from sglang_pic.explain.page import html_page
 from sglang_pic.explain.snippets import ELLIPSIS, SnippetPool, quote
 
@@ -33,7 +33,7 @@ def build(trace: str, **options: int) -> tuple[PayloadBuilder, Payload]:
 
 @pytest.mark.parametrize("trace", ["sample:opendevin", "gen:sysvar?sessions=2", "gen:random?sessions=3"])
 def test_calls_are_whole(trace: str) -> None:
-    _, payload = build(trace)
+    builder, payload = build(trace)
     assert len(payload.calls) == sum(group.num_calls for group in payload.groups) + sum(
         call.found is None for call in payload.calls
     )
@@ -49,7 +49,8 @@ def test_calls_are_whole(trace: str) -> None:
             at = span.end
         assert at == call.prompt_len
         assert max(span.text for span in call.spans) < len(payload.texts)
-    assert payload.figures().hit_len == sum(call.hit_len for call in payload.calls)
+    runs = [span for call in payload.calls for span in call.spans if span.donor is not None]
+    assert builder.figures.chunk_tokens == sum(span.end - span.start for span in runs)
     assert all(len(text) <= 260 for text in payload.texts)
 
 
@@ -57,8 +58,8 @@ def test_losses_add_up() -> None:
     """What can be recovered stands behind a break or in a call that continues: nothing is counted twice or left out."""
     builder, payload = build("sample:opendevin")
     lost = sum(group.num_lost for group in payload.groups)
-    figures = payload.figures()
-    assert lost + figures.appended_len == figures.hit_len + figures.guarded_len
+    figures = builder.figures
+    assert lost + figures.appended_tokens == figures.chunk_tokens + figures.guarded_tokens
     assert lost == sum(group.num_lost for group in builder.grouping.ranked())
 
 
@@ -75,12 +76,13 @@ def test_changed_fields_and_what_is_computed_because_of_them() -> None:
     assert len(outcome.guarded) >= 2
     assert [span.is_behind_change for span in call.spans if span.donor is not None] == [True] * len(outcome.runs)
     assert payload.calls[0].changed_fields == []
-    figures = payload.figures()
-    assert (figures.num_changed, figures.guarded_len) == (1, outcome.num_guarded)
-    assert figures.behind_change_len == figures.hit_len == outcome.num_chunk_hit
-    page = html_page(payload, "a title")
+    figures = builder.figures
+    assert (figures.changed_calls, figures.guarded_tokens) == (1, outcome.num_guarded)
+    assert figures.behind_change_tokens == figures.chunk_tokens == outcome.num_chunk_hit
+    page = html_page(payload, figures, "a title")
     assert "computed because of a changed field</span>" in page
-    assert "computed because of a changed field</span>" not in html_page(build("gen:random?sessions=1")[1], "a title")
+    builder, payload = build("gen:random?sessions=1")
+    assert "computed because of a changed field</span>" not in html_page(payload, builder.figures, "a title")
 
 
 def test_text_is_bounded_by_the_page_and_by_the_call() -> None:
@@ -92,15 +94,17 @@ def test_text_is_bounded_by_the_page_and_by_the_call() -> None:
 
 
 def test_page_is_deterministic_and_carries_the_payload() -> None:
-    _, payload = build("sample:opendevin")
-    page = html_page(payload, "a title")
-    assert page == html_page(build("sample:opendevin")[1], "a title")
+    builder, payload = build("sample:opendevin")
+    page = html_page(payload, builder.figures, "a title")
+    again, same = build("sample:opendevin")
+    assert page == html_page(same, again.figures, "a title")
     packed = re.search(r'id="payload">([A-Za-z0-9+/=]*)</script>', page)
     assert msgspec.json.decode(zlib.decompress(base64.b64decode(packed[1])), type=Payload) == payload
 
 
 def test_title_is_escaped() -> None:
-    page = html_page(PayloadBuilder(0).build("words", is_exact=False), "</title><script>alert(1)</script>{x}")
+    payload = PayloadBuilder(0).build("words", is_exact=False)
+    page = html_page(payload, Figures(), "</title><script>alert(1)</script>{x}")
     assert "<script>alert" not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;{x}") == 2
 

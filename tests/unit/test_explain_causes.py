@@ -88,11 +88,6 @@ def test_texts_are_cut_out_exactly() -> None:
     assert (found.old_len, found.new_len) == (1, 1)
 
 
-def test_continuing_is_no_break() -> None:
-    first, then = chat("You are.", BODY), chat("You are.", BODY, "ok", "and now?")
-    assert diagnose(call_of(first), call_of(then, index=1)) == [None, None]
-
-
 def test_note_that_moves_with_the_end() -> None:
     note = "\n\nREMINDER: you have {} turns left to complete the whole of the task that you were given."
     first = chat("You are.", BODY + note.format(19))
@@ -129,7 +124,7 @@ def test_other_agent_and_other_task() -> None:
     assert causes == [None, Cause.AGENT, Cause.NEW_TASK]
 
 
-def test_retry_and_step_back_lose_nothing() -> None:
+def test_continuing_is_no_break_and_a_retry_or_a_step_back_loses_nothing() -> None:
     first, then = chat("You are.", BODY), chat("You are.", BODY, "ok", "go on")
     found = diagnose(call_of(first), call_of(then, index=1), call_of(first, "other", index=2), call_of(then, index=3))
     assert [item and item.cause for item in found] == [None, None, Cause.REWIND, Cause.REWIND]

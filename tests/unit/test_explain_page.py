@@ -16,7 +16,7 @@ from pic_traces.session import Call
 from sglang_pic.census.simulate import simulate
 from sglang_pic.core import MOST_REUSE, CoreConfig
 from sglang_pic.explain.cause import Cause
-from sglang_pic.explain.data import BreakRow, CallRow, CauseRow, Payload, PayloadBuilder, SessionRow, SpanRow
+from sglang_pic.explain.data import BreakRow, CallRow, CauseRow, Figures, Payload, PayloadBuilder, SessionRow, SpanRow
 from sglang_pic.explain.groups import Group
 from sglang_pic.explain.page import html_page
 
@@ -42,7 +42,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     builder = PayloadBuilder(36)
     for outcome in simulate([("sample", load("sample:opendevin"))], encoder, config=CoreConfig(edit="in_place")):
         builder.add(outcome)
-    return write(tmp_path_factory, builder.build(encoder.name, is_exact=False))
+    return write(tmp_path_factory, builder.build(encoder.name, is_exact=False), builder.figures)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         texts=["", "before", "10:31", "10:32", "after"],
         num_texts_left_out=0,
     )
-    return write(tmp_path_factory, payload)
+    return write(tmp_path_factory, payload, Figures(prompt_tokens=sum(call.prompt_len for call in calls)))
 
 
-def write(tmp_path_factory: pytest.TempPathFactory, payload: Payload, title: str = "a test") -> Path:
-    path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_text(html_page(payload, title))
+def write(folders: pytest.TempPathFactory, payload: Payload, figures: Figures, title: str = "a test") -> Path:
+    path = folders.mktemp("page") / "page.html"
+    path.write_text(html_page(payload, figures, title))
     return path
 
 
@@ -89,7 +89,7 @@ def explain(folders: Folders, calls: list[Call], title: str = "a test", config: 
     builder = PayloadBuilder(len(calls))
     for outcome in serve(calls, config):
         builder.add(outcome)
-    return write(folders, builder.build("words", is_exact=False), title)
+    return write(folders, builder.build("words", is_exact=False), builder.figures, title)
 
 
 def choose(page: Page, control: str, value: str) -> None:

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
 
-import msgspec
 import numpy as np
 from pic_replay.records import RequestRecord
 from pic_traces.encode import EncodedCall, Encoder, load_encoder
@@ -20,6 +19,7 @@ from pic_bench.report.study import RESULTS
 from sglang_pic.census.outcome import CallRef, Outcome
 from sglang_pic.census.simulate import Cache
 from sglang_pic.core import CoreConfig
+from sglang_pic.explain.data import Row
 from sglang_pic.explain.snippets import SnippetPool, quote
 
 _RECORD = "demo"
@@ -28,11 +28,7 @@ _QUOTED_CHARS = 600
 _PREFIX, _MOVED, _SEAM, _COMPUTED, _FIELD = "prefix", "moved", "seam", "computed", "field"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """An object that the script reads by the same names, in camelCase."""
-
-
-class Piece(Row, frozen=True):
+class Piece(Row, frozen=True, kw_only=True):
     """Tokens of a prompt from where the last piece ended; `text` and `old` are numbers of texts."""
 
     end: int
@@ -45,7 +41,7 @@ class Piece(Row, frozen=True):
     """The number of the call in the scene that computed these rows."""
 
 
-class CallRow(Row, frozen=True):
+class CallRow(Row, frozen=True, kw_only=True):
     """A call as two servers recorded it: tokens, and seconds to the first token."""
 
     session: str
@@ -60,7 +56,7 @@ class CallRow(Row, frozen=True):
     """Empty where today's planner would splice other tokens than the recorded server did."""
 
 
-class Scene(Row, frozen=True):
+class Scene(Row, frozen=True, kw_only=True):
     """One way in which the sample's sessions were sent."""
 
     title: str

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pic_traces.encode import Encoder, load_encoder
 
-from pic_bench.companion.calls import Row
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.edits import edit_jobs
 from pic_bench.fidelity.cases.text import ModelText
@@ -20,6 +19,7 @@ from pic_bench.fidelity.record import Probe
 from pic_bench.report.study import RESULTS
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, PlanOptions, Span, as_tokens
+from sglang_pic.explain.data import Row
 from sglang_pic.explain.snippets import SnippetPool
 
 _FOLDERS = {
@@ -32,7 +32,7 @@ _SAID = "[this]"
 _Text = Callable[[Sequence[int]], str]
 
 
-class Segment(Row, frozen=True):
+class Segment(Row, frozen=True, kw_only=True):
     """A stretch of the new prompt. `text` and `old` are numbers of texts."""
 
     text: int
@@ -42,7 +42,7 @@ class Segment(Row, frozen=True):
     notes: bool = False
 
 
-class Outcome(Row, frozen=True):
+class Outcome(Row, frozen=True, kw_only=True):
     """What was measured under one policy; of the two full prefills only what they said."""
 
     said: str
@@ -53,7 +53,7 @@ class Outcome(Row, frozen=True):
     """None where the answer is not meant to change, or too little to tell."""
 
 
-class Prompt(Row, frozen=True):
+class Prompt(Row, frozen=True, kw_only=True):
     """A prompt behind the same prompt with other values."""
 
     template: str
@@ -70,7 +70,7 @@ class Prompt(Row, frozen=True):
     """By arm, for each format; empty where the prompt was not measured in it."""
 
 
-class Edits(Row, frozen=True):
+class Edits(Row, frozen=True, kw_only=True):
     """All prompts that a policy was measured on, and the formats they were measured in, each with its record."""
 
     formats: list[tuple[str, str]]

@@ -1,7 +1,6 @@
 """Writes the tables of `sglang_pic/REFERENCE.md`, the line on features of `OPERATE.md` and the board, from the code.
 
-`python -m pic_bench.pages.reference` (`make reference`). The text around the tables stands in the page itself; a table
-begins at `<!-- generated: NAME -->` and ends at `<!-- end -->`.
+`python -m pic_bench.pages.reference` (`make reference`). The text around the tables stands in the page itself.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -30,6 +29,7 @@ from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Level, Support
 from sglang_pic.config import PicConfig
 from sglang_pic.core.settings import Setting, settings_of
+from sglang_pic.page_tables import fill_in, table
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")
@@ -46,7 +46,6 @@ METRICS: Final = (
     *audit_metrics.METRICS,
 )
 """All that a server can export."""
-_BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,27 +66,27 @@ def render(page: str) -> str:
     Raises:
         KeyError: the page names a table that there is no code for.
     """
-    return _BLOCK.sub(lambda found: f"{found[1]}{found[2]}{_TABLES[found[1]]()}", page)
+    return fill_in(page, lambda name: _TABLES[name]())
 
 
 def _request_options() -> str:
     rows = [(f"`{s.name}`", s.allowed, "the server's", s.description) for s in SETTINGS.values()]
-    return _table(("key", "allowed", "default", "meaning"), rows)
+    return table(("key", "allowed", "default", "meaning"), rows)
 
 
 def _server_options() -> str:
     rows = [(f"`{s.name}`", f"`{_json(s)}`", s.allowed, s.description) for s in settings_of(PicConfig).values()]
-    return _table(("key", "default", "allowed", "meaning"), rows)
+    return table(("key", "default", "allowed", "meaning"), rows)
 
 
 def _switches(kind: type[msgspec.Struct]) -> str:
     rows = [(f"`{s.name}`", f"`{_json(s)}`", s.description) for s in settings_of(kind).values()]
-    return _table(("key", "default", "meaning"), rows)
+    return table(("key", "default", "meaning"), rows)
 
 
 def _metrics() -> str:
     rows = [(f"`{m.name}`", m.kind.value, f"`{m.label}`" if m.label else "", m.help) for m in METRICS]
-    return _table(("metric", "kind", "label", "meaning"), rows)
+    return table(("metric", "kind", "label", "meaning"), rows)
 
 
 def _labels() -> str:
@@ -100,12 +99,12 @@ def _label_title(metric: Metric) -> str:
 
 
 def _values(metric: Metric) -> str:
-    return _table((str(metric.label), "meaning"), [(f"`{value}`", text) for value, text in metric.values.items()])
+    return table((str(metric.label), "meaning"), [(f"`{value}`", text) for value, text in metric.values.items()])
 
 
 def _reasons() -> str:
     reasons = sorted(REASONS, key=lambda reason: reason.value)
-    return _table(("reason", "meaning"), [(f"`{reason.value}`", reason.description) for reason in reasons])
+    return table(("reason", "meaning"), [(f"`{reason.value}`", reason.description) for reason in reasons])
 
 
 def _support() -> str:
@@ -122,8 +121,8 @@ def _support() -> str:
             for entry in found
         ]
         columns = 4 if any(tests for *_, tests in rows) else 3
-        table = _table(("status", "what", "why", "tests")[:columns], [row[:columns] for row in rows])
-        parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{table}")
+        lines = table(("status", "what", "why", "tests")[:columns], [row[:columns] for row in rows])
+        parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{lines}")
     tests = "".join(f"{numbers[test]}. `{test}`: {outcome.outcome}\n" for test, outcome in recorded.tests.items())
     parts.append(f"### Tests by number\n\nTheir outcomes with SGLang {recorded.sglang}:\n\n{tests}")
     return "\n".join(parts)
@@ -164,11 +163,6 @@ def _position(member: object) -> int:
 
 def _json(setting: Setting) -> str:
     return "{}" if setting.default is msgspec.NODEFAULT else msgspec.json.encode(setting.default).decode()
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 _TABLES: Final[dict[str, Callable[[], str]]] = {

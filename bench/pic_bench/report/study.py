@@ -1,8 +1,7 @@
 """Fills the tables of the study's pages from the records in bench/results: `python -m pic_bench.report.study`.
 
-A table begins at `<!-- generated: NAME -->` and ends at `<!-- end -->`; the text around the tables stands in the pages.
-What a table shows is in `tables.toml` beside the pages. Records are read as plain JSON, so that a page can show one of
-any age.
+The text around the tables stands in the pages. What a table shows is in `tables.toml` beside the pages. Records are
+read as plain JSON, so that a page can show one of any age.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +18,10 @@ from typing import Any, Final
 
 from pic_bench.report.markdown import markdown_table
 from pic_bench.report.numbers import JINJA, divergence, percent, table_of, times
+from sglang_pic.page_tables import fill_in
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "results"
 PAGES: Final = RESULTS / "study"
-_BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z0-9-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _LISTED: Final = tomllib.loads((PAGES / "tables.toml").read_text("utf8"))
 TABLES: Final[Mapping[str, Any]] = _LISTED["tables"]
 """What every table shows, by its name on a page."""
@@ -50,11 +48,11 @@ def render(page: str) -> str:
         KeyError: the page names a table that tables.toml lacks.
     """
 
-    def filled(found: re.Match[str]) -> str:
-        wanted = TABLES[found[1]]
-        return f"{found[1]}{found[2]}\n{markdown_table(table_of(wanted['columns'], rows_of(wanted)))}\n"
+    def written(name: str) -> str:
+        wanted = TABLES[name]
+        return f"\n{markdown_table(table_of(wanted['columns'], rows_of(wanted)))}\n"
 
-    return _BLOCK.sub(filled, page)
+    return fill_in(page, written)
 
 
 def rows_of(wanted: Json) -> Iterator[Json]:

@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
@@ -19,6 +19,7 @@ from sglang_pic.adapter.doctor.examine import refusals_of
 from sglang_pic.adapter.doctor.server import resolve
 from sglang_pic.config import PicConfig
 from sglang_pic.errors import Refused, UnsupportedError
+from sglang_pic.page_tables import table
 
 _SM100: Final = (10, 0)
 
@@ -157,23 +158,25 @@ def _lines(found: Survey) -> Iterator[str]:
     yield ""
     yield f"Of what people serve with SGLang {BUILT_FOR}, `--radix-cache-backend pic` starts"
     yield ""
-    yield from _table(
+    on_cards = table(
         ["on", "as it is:", "with one more flag:", "not:"],
         (
             [share.card.upper(), *map(_percent, (share.starts, share.with_flags, share.refused))]
             for share in found.shares
         ),
     )
+    yield from on_cards.splitlines()
     yield from (line for text in _ABOUT for line in ("", fill(" ".join(text.split()), 160, break_on_hyphens=False)))
     yield ""
     total = sum(each.weight for each in found.families)
-    yield from _table(
+    families = table(
         ["models", "share:", *map(str.upper, cards), "what to add, or why not"],
         (
             [each.name, _percent(each.weight / total) if each.weight else "", *map(_shown, each.answers), _why(each)]
             for each in found.families
         ),
     )
+    yield from families.splitlines()
     yield ""
     yield "Not looked up again, so perhaps not as published:"
     yield ""
@@ -208,10 +211,3 @@ def _why(family: Answers) -> str:
     if len(cards) == 1:
         return next(iter(cards))
     return "; ".join(f"{', '.join(names)}: {why}" for why, names in cards.items())
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Markdown; columns whose title ends in a colon are set to the right."""
-    rules = ["---:" if title.endswith(":") else "---" for title in header]
-    for row in ([title.removesuffix(":") for title in header], rules, *rows):
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
