@@ -72,8 +72,8 @@ def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Iterator[R
         if BACKEND_NAME not in registered_radix_cache_backends():
             raise UnsupportedError(
                 "SGLang does not know the plugin: it finds plugins by their entry points. Install the package "
-                "(`pip install .` in the repository) into the environment that SGLang runs in, and leave "
-                f"SGLANG_PLATFORM unset (it is {os.environ.get('SGLANG_PLATFORM', '')!r})."
+                "(`pip install .` in the repository) into the environment that SGLang runs in, and name "
+                f"pic in SGLANG_PLUGINS if you set it (it is {os.environ.get('SGLANG_PLUGINS', '')!r})."
             )
         device = ["--device", "cuda"] if card is not None else []
         args = _parse(["--model-path", model, "--radix-cache-backend", BACKEND_NAME, *device, *flags])
