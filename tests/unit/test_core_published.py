@@ -1,3 +1,5 @@
+"""What of a path is published as computed, spliced, approximate or aged, and what is left out."""
+
 from __future__ import annotations
 
 from typing import Any
