@@ -37,10 +37,8 @@ from pic_bench.report.markdown import Table
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve import accounting
-from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.state import RequestState
@@ -151,10 +149,7 @@ class _Host:
             at += len(document)
         self.in_tree = _Stopwatch(self.tree, "match_prefix", "path_device_indices", "lock", "unlock")
         self.table = torch.arange(at, at + longest, dtype=torch.int32).unsqueeze(0)
-        pins = Pins(index, 0, Series((), None))
-        self.planning = Planning(
-            index, config, cost=None, max_sequences=4096, max_keys=1 << 24, auditor=Auditor(), pins=pins
-        )
+        self.planning = Planning(index, config, cost=None, max_sequences=4096, max_keys=1 << 24)
         self.accounting = accounting.Accounting(Series(accounting.METRICS, None))
         self.publication = Publication(index, frozenset())
         self.runner: Any = SimpleNamespace(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -16,36 +15,40 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
-from sglang_pic.adapter import disaggregation, server_info
-from sglang_pic.adapter.audit import hooks as audit_hooks
-from sglang_pic.adapter.audit import metrics as audit_metrics
-from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter import server_info
 from sglang_pic.adapter.contract import changed_attention, describe_changes
-from sglang_pic.adapter.draft import Draft, read_drafts
+from sglang_pic.adapter.features import content_events, disaggregation, dp_attention, images
+from sglang_pic.adapter.features import pins as pin_metrics
+from sglang_pic.adapter.features.audit import hooks as audit_hooks
+from sglang_pic.adapter.features.audit import metrics as audit_metrics
+from sglang_pic.adapter.features.audit.audit import Audit
+from sglang_pic.adapter.features.content_events import ContentEvents, make_content_events
+from sglang_pic.adapter.features.drafts.draft import Draft, read_drafts
+from sglang_pic.adapter.features.hicache import store
+from sglang_pic.adapter.features.hicache import tree as hicache_tree
+from sglang_pic.adapter.features.hicache.host_tier import HostTier
+from sglang_pic.adapter.features.hicache.store import StoreTier
+from sglang_pic.adapter.features.hicache.tree import HiCacheTree
+from sglang_pic.adapter.features.pins import Pins
+from sglang_pic.adapter.features.windows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
-from sglang_pic.adapter.serve import accounting, dp_attention, faults, media, modes, store
-from sglang_pic.adapter.serve import pins as pin_metrics
+from sglang_pic.adapter.serve import accounting, faults, modes
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Accounting
-from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.forward import ForwardPath
-from sglang_pic.adapter.serve.host_tier import HostTier
+from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.store import StoreTier
-from sglang_pic.adapter.serve.telling import METRICS as TELLING_METRICS
-from sglang_pic.adapter.serve.telling import Telling, make_telling
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
-from sglang_pic.adapter.serve.windows import WindowRowsInTree, keep_rows
+from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.startup import certified
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate, calibrate_fetch
@@ -116,33 +119,29 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
         return disaggregation.create_decode_cache(ctx, config.core, _make_modes(ctx, config))
     runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
     audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels))
-    shown: dict[str, Callable[[], msgspec.Struct]] = {} if audit is None else {"audit": audit.report}
     path, drafts = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, drafts)
     # NOTE: all that reads the reuse policy comes after.
     config, certificate = certified.certify(ctx, config, model.splicer, labels)
-    shown |= {} if certificate is None else {"certificate": lambda: certificate}
-    cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
-    _attach_tiers(ctx, cache, path, config, model, labels)
-    _move_images(ctx, cache)
-    shown |= _reports(cache)
-    server_info.install(shown, get_parallel().dp_rank)
+    cache = _make_cache(ctx, config, model, path, audit, labels)
+    planning = cache.planning
+    reports: dict[str, Callable[[], msgspec.Struct]] = {"faults": cache.faults.report, "modes": planning.modes.report}
+    if certificate is not None:
+        reports["certificate"] = lambda: certificate
+    server_info.install(reports, cache.features.reports, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
     scheduler_hooks.install(cache, config.core, cache.planning.modes)
-    if runner.lora_manager is not None:
-        scheduler_hooks.install_adapters(cache)
     if audit is not None:
         audit_hooks.install(audit)
     if mode == "prefill":
         disaggregation.install_sender()
     apply_hooks()
-    planning, tokenizer = cache.planning, model.tokenizer
     tested = run_self_test(
-        runner, model.splicer, config, tokenizer=tokenizer, max_gaps=planning.max_gaps, tp_group=ctx.tp_group
+        runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=planning.max_gaps, tp_group=ctx.tp_group
     )
     startup_metrics.export(tested, labels)
     log_result(tested, config)
-    shown["self_test"] = lambda: tested
+    reports["self_test"] = lambda: tested
     # From here on: what fails while the server starts has to stop it.
     path.recover = cache.recover
     if audit is not None:
@@ -156,13 +155,6 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
 def _without_secrets(config: PicConfig) -> PicConfig:
     """What the log may show of a configuration: salts are secrets."""
     return msgspec.structs.replace(config, opt_in=("*",) * len(config.opt_in), opt_out=("*",) * len(config.opt_out))
-
-
-def _reports(cache: PicRadixCache) -> dict[str, Callable[[], msgspec.Struct]]:
-    """What the parts of the cache say in `/server_info`."""
-    telling = cache.publication.telling
-    told = {} if telling is None or not telling.publishes else {"content_events": telling.report}
-    return {"pins": cache.pins.report, "faults": cache.faults.report, "modes": cache.planning.modes.report, **told}
 
 
 def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
@@ -243,63 +235,82 @@ def _read_costs(
 
 
 def _make_cache(
-    ctx: BuildContext, config: PicConfig, model: _LiveModel, auditor: Auditor, labels: dict[str, str] | None
+    ctx: BuildContext,
+    config: PicConfig,
+    model: _LiveModel,
+    path: ForwardPath,
+    audit: Audit | None,
+    labels: dict[str, str] | None,
 ) -> PicRadixCache:
-    """The tree with all that its constructor and admission find on it."""
-    names = RowNames(ctx.params.page_size, int(ctx.params.is_eagle))
-    telling = _make_telling(ctx, config, model, labels)
+    """The tree, and all that it serves with: first what knows rows, then the features, then the way of a request."""
+    window_rows = model.splicer.view.windows
+    if window_rows is not None:
+        keep_rows()
+    tree: PicRadixCache = create_unified_radix_cache(
+        ctx, cache_class=HiCacheTree if ctx.enable_hierarchical_cache else PicRadixCache
+    )
+    windows = None if window_rows is None else WindowRowsInTree(tree, window_rows.slots)
+    media = images.make(ctx, has_host=tree.cache_controller is not None)
+    host, cost = None, model.cost
+    if isinstance(tree, HiCacheTree):
+        host, cost = _read_host(ctx, tree, path.splicer, cost)
+    ranks = serving_group(ctx.tp_group)
+    logs = ranks is None or ranks.rank_in_group == 0
+    events = _make_events(ctx, config, model, media, labels)
     index = ContentIndex(
         config.core,
         lexicon=model.lexicon,
-        names=names,
+        names=RowNames(ctx.params.page_size, int(ctx.params.is_eagle)),
         row_lookahead=model.row_lookahead,
-        watch=telling.note if telling is not None and telling.publishes else None,
+        watch=events.note if events is not None and events.publishes else None,
     )
-    pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
-    pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
-    ranks = serving_group(ctx.tp_group)
-    logs = ranks is None or ranks.rank_in_group == 0
+    runner = ctx.tp_worker.model_runner
+    max_pinned = runner.token_to_kv_pool_allocator.size * config.pin_max_percent // 100
+    pins = Pins(index, max_pinned, Series(pin_metrics.METRICS, labels), windows)
+    if runner.lora_manager is not None:
+        pins.install(tree)
+    publication = Publication(index, model.delimiters)
     noted = Faults(
         config.fault_limit,
         Series(faults.METRICS, labels),
         fault_group(ranks),
         shares_passes=ranks is not ctx.tp_group,
     )
+    # An audit gives its slots back before pins do.
+    listed: list[Feature | None] = [host, audit, pins, events]
+    features = Features([each for each in listed if each is not None])
+    chunk, steps = ctx.model_config.attention_chunk_size, model.splicer.geometry.steps
     planning = Planning(
         index,
         config,
-        cost=model.cost,
+        cost=cost,
         max_sequences=model.max_sequences,
         max_keys=model.max_keys,
-        auditor=auditor,
-        pins=pins,
+        features=features,
         faults=noted,
         modes=_make_modes(ctx, config),
+        host=host,
+        windows=windows,
+        media=media,
+        steps=(*([] if steps is None else [steps]), *([PositionSteps(chunk)] if chunk else [])),
     )
-    chunk, steps = ctx.model_config.attention_chunk_size, model.splicer.geometry.steps
-    planning.steps = (*([] if steps is None else [steps]), *([PositionSteps(chunk)] if chunk else []))
-    window_rows = model.splicer.view.windows
-    if window_rows is not None:
-        keep_rows()
-    make = partial(
-        PicRadixCache,
+    if isinstance(tree, HiCacheTree) and not path.splicer.view.index:
+        tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
+        features.add(tree.store)
+    tree.serve_with(
         planning=planning,
-        accounting=Accounting(Series(accounting.METRICS, labels), TrafficLog(auditor) if logs else None),
-        auditor=auditor,
-        pins=pins,
-        publication=Publication(index, model.delimiters, telling),
+        accounting=Accounting(Series(accounting.METRICS, labels), TrafficLog(features) if logs else None),
+        publication=publication,
         faults=noted,
+        features=features,
     )
-    cache: PicRadixCache = create_unified_radix_cache(ctx, cache_class=make)
-    if window_rows is not None:
-        planning.windows = pins.windows = WindowRowsInTree(cache, window_rows.slots)
-    return cache
+    return tree
 
 
-def _make_telling(
-    ctx: BuildContext, config: PicConfig, model: _LiveModel, labels: dict[str, str] | None
-) -> Telling | None:
-    """What tells routers of donors, if the operator wants that.
+def _make_events(
+    ctx: BuildContext, config: PicConfig, model: _LiveModel, media: TextOnly, labels: dict[str, str] | None
+) -> ContentEvents | None:
+    """What notifies routers of donors, if the operator wants that.
 
     Raises:
         ConfigError: the secret cannot be read, or the port is taken.
@@ -307,51 +318,45 @@ def _make_telling(
     if config.content_events is None:
         return None
     ranks = serving_group(ctx.tp_group)
-    return make_telling(
+    return make_content_events(
         config.content_events,
         Cutting.of(config.core, model.delimiters),
         publishes=ranks is None or ranks.rank_in_group == 0,
-        series=Series(TELLING_METRICS, labels),
+        series=Series(content_events.METRICS, labels),
+        media=media,
     )
 
 
-def _attach_tiers(
-    ctx: BuildContext,
-    cache: PicRadixCache,
-    path: ForwardPath,
-    config: PicConfig,
-    model: _LiveModel,
-    labels: dict[str, str] | None,
-) -> None:
-    """Attach what HiCache has, if it is on."""
-    if cache.cache_controller is not None:
-        _attach_host(ctx, cache, path)
-        if not path.splicer.view.index:
-            _attach_store(ctx, cache, config, model, labels)
-
-
-def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath) -> None:
+def _read_host(
+    ctx: BuildContext, tree: HiCacheTree, splicer: Splicer, cost: CostModel | None
+) -> tuple[HostTier, CostModel | None]:
     """Let splices read what HiCache keeps on the host, and learn what that costs."""
     from sglang.srt.mem_cache.hicache_storage import PoolName
 
-    group = cache.cache_controller.mem_pool_host
+    group = tree.cache_controller.mem_pool_host
     host_pool, token_bytes, index_pool = group.anchor_entry.host_pool, group.anchor_entry.host_pool.size_per_token, None
-    if path.splicer.view.index:
+    if splicer.view.index:
         index_pool = group.get_pool(PoolName.INDEXER)
         token_bytes += index_pool.size_per_token
-    path.splicer.bind_host(view_host_pool(host_pool, path.splicer.view, index_pool))
-    cache.host = path.host = cache.planning.host = HostTier(cache, token_bytes)
-    if cache.planning.cost is not None:
-        fetched_us = calibrate_fetch(path.splicer, host_pool.size, ctx.tp_group)
-        more_us = max(0.0, fetched_us - cache.planning.cost.spliced_token_us)
-        cache.planning.cost = msgspec.structs.replace(cache.planning.cost, fetched_token_us=more_us)
+    splicer.bind_host(view_host_pool(host_pool, splicer.view, index_pool))
+    tree.host = HostTier(tree, token_bytes)
+    if cost is not None:
+        fetched_us = calibrate_fetch(splicer, host_pool.size, ctx.tp_group)
+        cost = msgspec.structs.replace(cost, fetched_token_us=max(0.0, fetched_us - cost.spliced_token_us))
+    return tree.host, cost
 
 
-def _attach_store(
-    ctx: BuildContext, cache: PicRadixCache, config: PicConfig, model: _LiveModel, labels: dict[str, str] | None
-) -> None:
-    """Let requests find what other servers put into a store, should one be attached, now or later."""
-    host_pool = cache.cache_controller.mem_pool_host.anchor_entry.host_pool
+def _make_store(
+    ctx: BuildContext,
+    tree: HiCacheTree,
+    config: PicConfig,
+    model: _LiveModel,
+    planning: Planning,
+    publication: Publication,
+    labels: dict[str, str] | None,
+) -> StoreTier:
+    """Lets requests find what other servers put into a store, should one be attached, now or later."""
+    host_pool = tree.cache_controller.mem_pool_host.anchor_entry.host_pool
 
     def make_directory(objects: Objects) -> Directory:
         return Directory(
@@ -359,37 +364,21 @@ def _attach_store(
             fingerprint=read_fingerprint(
                 ctx.tp_worker.model_runner, model.splicer, host_pool, config.core, ctx.tp_group
             ),
-            page_size=cache.page_size,
+            page_size=tree.page_size,
             chunker=Chunker(config.core),
             delimiters=model.delimiters,
         )
 
-    cache.store = StoreTier(
-        cache,
+    made = StoreTier(
+        tree,
         make_directory,
         policy=msgspec.json.encode(config.core),
-        planning=cache.planning,
-        publication=cache.publication,
+        planning=planning,
+        publication=publication,
         series=Series(store.METRICS, labels),
     )
-    scheduler_hooks.install_store(cache, cache.store)
-
-
-def _move_images(ctx: BuildContext, cache: PicRadixCache) -> None:
-    """Let images be moved where that is known to be right; elsewhere requests with media are computed."""
-    if not ctx.model_config.is_multimodal:
-        return
-    model = type(ctx.tp_worker.model_runner.model).__name__
-    for is_so, what in (
-        (model not in media.CLASSES, f"on {model}, whose images nobody moved yet"),
-        (cache.cache_controller is not None, "beside HiCache, whose stores know text alone"),
-        (disaggregation_mode(ctx) != "null", "with PD disaggregation"),
-        (gathers(), "with DP attention"),
-    ):
-        if is_so:
-            logger.info("sglang_pic: requests with media are computed in full %s", what)
-            return
-    cache.planning.images = media.Images(is_mrope=ctx.model_config.model_is_mrope)
+    hicache_tree.install(tree, made)
+    return made
 
 
 def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, list[Draft]]:

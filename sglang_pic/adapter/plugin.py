@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from sglang_pic.adapter import draft_workers
+from sglang_pic.adapter.features.drafts import workers as draft_workers
 from sglang_pic.adapter.serve import frontend
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
 from sglang_pic.errors import ContractError, PicError

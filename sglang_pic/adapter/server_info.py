@@ -13,18 +13,24 @@ from sglang_pic.adapter.hooks import hook
 _CONTROLLER = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 
-def install(parts: Mapping[str, Callable[[], msgspec.Struct]], dp_rank: int | None) -> None:
+def install(
+    parts: Mapping[str, Callable[[], msgspec.Struct]],
+    of_features: Callable[[], Mapping[str, msgspec.Struct]],
+    dp_rank: int | None,
+) -> None:
     """Register the hook.
 
     Args:
         parts: what reads each part of the entry, by name; called on the scheduler's thread at every request for
             `/server_info`, so it must be quick. Parts may be added later.
+        of_features: reads the features' parts, likewise.
         dp_rank: which of several ranks or replicas that serve requests of their own this is; `None` where there is one.
     """
     rank = {} if dp_rank is None else {"dp_rank": dp_rank}
 
     def add_entry(output: Any, _controller: object, _request: object) -> None:
-        output.internal_state["pic"] = rank | {name: msgspec.to_builtins(read()) for name, read in parts.items()}
+        shown = {**of_features()} | {name: read() for name, read in parts.items()}
+        output.internal_state["pic"] = rank | {name: msgspec.to_builtins(part) for name, part in shown.items()}
 
     hook(__name__, "SchedulerInternalStateController.get_internal_state", add_entry)
 

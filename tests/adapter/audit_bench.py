@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.features.audit.audit import Audit
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.config import PicConfig
@@ -109,7 +109,7 @@ class Bench:
         key, reused = Namespace(namespace), {"num_chunk_hit": 64, "matched_len": 0, **reused}
         state = request_state(namespace=key, generation=self.audit.generation(key), **reused)
         req = request(tokens, pic=state, lora_id=lora_id)
-        self.audit.draw(req)
+        self.audit.on_admitted(req)
         if state.is_drawn:
             self.audit.keep(req, logits_of(tokens) if logits is None else logits)
         return state.is_drawn

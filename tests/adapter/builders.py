@@ -20,15 +20,15 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sglang_pic.adapter.hooks import listed
 from sglang_pic.adapter.metrics import Metric, Series
-from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.scheduler import receive
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState, Rows
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Run, as_tokens
 
@@ -156,7 +156,14 @@ def make_allocator(pool: int, page_size: int, num_windows: int = 0) -> Any:
     return kind(*sizes, torch.bfloat16, "cpu", None, False)
 
 
-def make_tree(allocator: Any, *, is_eagle: bool = False, window: int | None = None, **ours: Any) -> PicRadixCache:
+def make_tree(
+    allocator: Any,
+    *,
+    kind: type[PicRadixCache] = PicRadixCache,
+    is_eagle: bool = False,
+    window: int | None = None,
+    **ours: Any,
+) -> PicRadixCache:
     """Our cache over SGLang's own tree of these slots; for EAGLE a row is named by the next token, too.
 
     Windows of that many tokens have a pool of their own.
@@ -170,13 +177,14 @@ def make_tree(allocator: Any, *, is_eagle: bool = False, window: int | None = No
         tree_components=(ComponentType.FULL,) if window is None else (ComponentType.FULL, ComponentType.SWA),
         sliding_window_size=window,
     )
-    return PicRadixCache(params, auditor=Auditor(), **{"accounting": SimpleNamespace(), **ours})
+    tree = kind(params)
+    tree.serve_with(**{"accounting": SimpleNamespace(), **ours})
+    return tree
 
 
 def make_planning(index: Any, config: PicConfig, **others: Any) -> Planning:
-    """The planner over an index, of a server whose pins are none."""
-    plain = {"cost": None, "max_sequences": 64, "max_keys": 1 << 24, "pins": Pins(ContentIndex(), 0, Series((), None))}
-    return Planning(index, config, auditor=Auditor(), **{**plain, **others})
+    """The planner over an index."""
+    return Planning(index, config, **{"cost": None, "max_sequences": 64, "max_keys": 1 << 24, **others})
 
 
 class Broken(Exception):
@@ -262,7 +270,7 @@ class Server:
 
     def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
         req = request(tokens, pic or {}, **fields)
-        receive(req, Auditor(), self.config.core, Modes(self.config))
+        receive(req, Features(), self.config.core, Modes(self.config))
         return req
 
     def plan(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:

@@ -19,10 +19,10 @@ from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from sglang_pic.adapter.features.hicache import tree as hicache_tree
+from sglang_pic.adapter.features.hicache.host_tier import HostTier
+from sglang_pic.adapter.features.hicache.store import StoreTier
 from sglang_pic.adapter.metrics import Series
-from sglang_pic.adapter.serve import scheduler
-from sglang_pic.adapter.serve.host_tier import HostTier
-from sglang_pic.adapter.serve.store import StoreTier
 from sglang_pic.core import Chunker, CoreConfig, Directory
 from tests.adapter.builders import hooks_of
 
@@ -89,7 +89,8 @@ def attach_host(tree: Any, device_rows: dict[int, Any], size: int, write_policy:
     tree.host_memory_mode, tree.load_back_threshold = "cache", 10
     tree.write_through_threshold = 1 if write_policy == "write_through" else 2
     tree.is_write_back = write_policy == "write_back"
-    tree.host = tree.planning.host = HostTier(tree, pool.size_per_token)
+    tree.host = tree.planning._host = HostTier(tree, pool.size_per_token)
+    tree.features.add(tree.host)
     return pool
 
 
@@ -121,9 +122,10 @@ def attach_store(tree: Any, folder: Path, core: CoreConfig, delimiters: frozense
     tree.store = StoreTier(
         tree, make_directory, planning=planning, publication=tree.publication, series=Series((), None)
     )
+    tree.features.add(tree.store)
     with pytest.MonkeyPatch.context() as patch:
-        hooks = hooks_of(patch, scheduler)
-        scheduler.install_store(tree, tree.store)
+        hooks = hooks_of(patch, hicache_tree)
+        hicache_tree.install(tree, tree.store)
     for target, function in hooks.items():
         name = target.rpartition(".")[2]
         if hasattr(controller, name):

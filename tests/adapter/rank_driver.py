@@ -30,17 +30,18 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from torch.cpu import Event
 
+from sglang_pic.adapter.features.hicache.tree import HiCacheTree
+from sglang_pic.adapter.features.pins import Pins
+from sglang_pic.adapter.features.windows import WindowRowsInTree
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.prompt_pass import alloc_anew
-from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.cache import adopted_again
 from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.scheduler import receive
-from sglang_pic.adapter.serve.windows import WindowRowsInTree
+from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
 from tests.adapter.builders import make_allocator, make_planning, make_tree, request
@@ -115,15 +116,16 @@ class Rank:
         core = CONFIG.core if host is None else msgspec.structs.replace(CONFIG.core, max_index_tokens=8 * POOL)
         self.index = ContentIndex(core, lexicon=Lexicon(TEXTS), names=names, row_lookahead=draft.lookahead)
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
-        shared = {"pins": self.pins, "faults": self.faults}
+        shared = {"features": Features([self.pins]), "faults": self.faults}
         self.planning = make_planning(self.index, CONFIG, cost=COST, max_sequences=32, max_keys=1 << 24, **shared)
         self.publication = Publication(self.index, frozenset({BREAK}))
         ours = {"planning": self.planning, "publication": self.publication, **shared}
-        self.tree = make_tree(self.allocator, is_eagle=draft.is_eagle, window=WINDOW if num_windows else None, **ours)
+        kind, window = PicRadixCache if host is None else HiCacheTree, WINDOW if num_windows else None
+        self.tree = make_tree(self.allocator, kind=kind, is_eagle=draft.is_eagle, window=window, **ours)
         # Where windows have a pool of their own, what its slots hold.
         self.window_rows: dict[int, Row] = {}
         if num_windows:
-            self.planning.windows = self.pins.windows = WindowRowsInTree(self.tree, self._table())
+            self.planning._windows = self.pins._windows = WindowRowsInTree(self.tree, self._table())
         self.running: list[Any] = []
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
         self.rows: dict[int, Row] = {}
@@ -144,9 +146,9 @@ class Rank:
         """Match, plan, take slots; what was decided."""
         req = request(tokens, pic, **fields)
         ids = req.origin_input_ids
-        receive(req, Auditor(), CONFIG.core, Modes())
+        receive(req, Features(), CONFIG.core, Modes())
         key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
-        if self.tree.store is not None:
+        if self._has_store():
             self._arrive(req, key)
         found = self.tree.match_prefix(base.MatchPrefixParams(key=key, req=req))
         node = self._load_back(req, found)
@@ -263,7 +265,7 @@ class Rank:
                 assert torch.equal(windows, self._table()[in_windows]), "window slots that were given away"
                 read = [self.window_rows.get(slot) for slot in windows.tolist()]
                 assert read == [self.rows[slot] for slot in in_windows], "not the rows of those tokens in the windows"
-            if on_host and self.tree.host is not None:
+            if on_host and self.host_pool is not None:
                 self.tree.host.hold(splice.locks, splice.num_fetched, (Event(), Event()))
             else:
                 splice.locks.close()
@@ -311,11 +313,14 @@ class Rank:
         self._shuffle()
         self.counts["flushes"] += 1
 
+    def _has_store(self) -> bool:
+        return isinstance(self.tree, HiCacheTree) and self.tree.store is not None
+
     def settle(self) -> None:
         """Everything ends: every slot is free or in the tree, and nothing is locked but pins."""
         for req in list(self.running):
             self.end(req, checkpointed=False)
-        while self.tree.give_back_pin(PinEnd.WEIGHTS):
+        while self.tree.make_room():
             pass
         self.check_events()
         while self.tree.ongoing_backup or self.tree.ongoing_prefetch:
@@ -331,7 +336,7 @@ class Rank:
         if self.host_pool is not None:
             self.tree.evict_host(self.host_pool.size)
             assert self.host_pool.available_size() == self.host_pool.size, "something is still locked on the host"
-        if self.tree.store is not None:
+        if self._has_store():
             self.tree.cache_controller._stop_storage_threads()
 
     def _next(self, ids: array[int], at: int) -> int | None:

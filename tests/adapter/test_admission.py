@@ -14,13 +14,12 @@ import torch
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
-from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
-from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.pins import Pins
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
-from sglang_pic.core import ContentIndex, Exactness, Plan
+from sglang_pic.adapter.serve.feature import Feature, Features
+from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.core import Exactness, Plan
 from tests.adapter import builders
 
 PAGE = 16
@@ -38,10 +37,10 @@ class Cache:
 
     def __init__(self, max_sequences: int = 64, max_keys: int = 1 << 24) -> None:
         self.planning = self.accounting = self.publication = self
-        self.auditor = Auditor()
+        self.feature = Feature()
+        self.features = Features([self.feature])
         self.refused: Fallback | None = None
         self.cost = None
-        self.pins = Pins(ContentIndex(), 0, Series((), None))
         self.max_sequences, self.max_keys, self.place_waits = max_sequences, max_keys, False
         self.num_locked = 0
         self.asked: list[tuple[int, int, int]] = []
@@ -61,7 +60,7 @@ class Cache:
             made = msgspec.structs.replace(req.plan, prefix_len=prefix_len)
             req.pic.pending = PendingSplice(made, [Rows(torch.arange(run.num_tokens)) for run in made.runs], locks)
 
-    def give_back_pin(self, _: object) -> bool:
+    def make_room(self) -> bool:
         return False
 
     def unlock(self) -> None:
@@ -185,7 +184,7 @@ def test_the_rest_of_a_request_that_was_cut_has_slots_whoever_comes_behind_it(ad
 def test_no_request_is_audited_that_is_more_than_its_tokens(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused may have embeddings, or a session before it; what was retracted is computed again in part."""
     cache, drawn = Cache(), list[Any]()
-    monkeypatch.setattr(cache.auditor, "draw", drawn.append)
+    monkeypatch.setattr(cache.feature, "on_admitted", drawn.append)
     for refused, stain in ((None, False), (Fallback.EMBEDDINGS, False), (None, True)):
         cache.refused = refused
         adder(None, cache)._settle(request(None, 40, retracted_stain=stain), first_chunk=True)

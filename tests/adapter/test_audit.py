@@ -12,15 +12,17 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_pic.adapter.audit import hooks as audit_hooks
-from sglang_pic.adapter.audit.ledger import Window
-from sglang_pic.adapter.audit.metrics import SKIPPED, SUSPENDED, UNDECIDED_KL, WORST_KL, AuditSkip
+from sglang_pic.adapter.features.audit import hooks as audit_hooks
+from sglang_pic.adapter.features.audit.ledger import Window
+from sglang_pic.adapter.features.audit.metrics import SKIPPED, SUSPENDED, UNDECIDED_KL, WORST_KL, AuditSkip
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS, PromptPass
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex
 from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, Runner, logits_of
-from tests.adapter.builders import hooks_of, request, request_state
+from tests.adapter.builders import hooks_of, make_planning, request, request_state
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -111,7 +113,7 @@ def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
     for number in range(100):
         for num_chunk_hit, end in ((0, len(PROMPT)), (64, len(PROMPT) - 1)):
             state = request_state(num_chunk_hit=num_chunk_hit)
-            bench.audit.draw(request(PROMPT, pic=state, extend_end=end))
+            bench.audit.on_admitted(request(PROMPT, pic=state, extend_end=end))
             assert not state.is_drawn
         drawn.append(bench.serve(logits_of([number])))
     assert drawn == [other.serve(logits_of([number])) for number in range(100)]
@@ -175,7 +177,7 @@ def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew_but_not_f
     bench.serve()
     bench.run(2)
     assert (bench.audit.num_slots, bench.free) == (len(PROMPT), POOL - len(PROMPT))
-    assert bench.audit.release_slots() == len(PROMPT)
+    assert bench.audit.make_room(None)
     assert (bench.free, bench.audit.num_slots) == (POOL, 0)
     bench.run()
     assert bench.counts == (1, 0, 0)
@@ -183,7 +185,7 @@ def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew_but_not_f
     bench.serve()
     for _ in range(10):
         bench.run(1)
-        bench.audit.release_slots()
+        bench.audit.make_room(None)
     bench.run()
     assert bench.counts == (1, 1, 0)
     assert (bench.free, bench.audit.has_work) == (POOL, False)
@@ -257,7 +259,7 @@ def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(
     bench.run(2)
     assert bench.free < POOL, "in the middle of a prompt"
     if moment == "flush":
-        bench.audit.flush()
+        bench.audit.on_flush()
     else:
         answer = hooked[f"after {moment}"]("SGLang's answer", "SGLang's manager of weights", "a request")
         assert answer in (None, "SGLang's answer")
@@ -321,18 +323,19 @@ def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
 def test_a_diverted_request_stays_so() -> None:
     """Its rows are among those of requests that opted out. A flush begins to count generations anew."""
     bench, key = Bench(), Namespace("bad")
+    planning = make_planning(ContentIndex(), PicConfig(), features=Features([bench.audit]))
     for _ in range(2):
         while bench.audit.is_on(key):
             bench.serve_broken("bad")
         state = request_state(namespace=key, generation=bench.audit.generation(key), diverted=Fallback.AUDIT)
         bench.audit.resume(0)
-        assert not bench.audit.serves(state)
+        assert planning.diversion(state) is Fallback.AUDIT
     while bench.audit.is_on(key):
         bench.serve_broken("bad")
-    bench.audit.flush()
+    bench.audit.on_flush()
     assert bench.audit.resume(0)
     assert (bench.audit.is_on(key), bench.audit.generation(key)) == (True, state.generation)
-    assert not bench.audit.serves(state)
+    assert planning.diversion(state) is Fallback.AUDIT
 
 
 def test_what_was_spliced_before_a_suspension_is_not_computed_after_it() -> None:
@@ -377,7 +380,7 @@ def test_corruption_turns_its_namespace_off_and_says_so(sends_rows: bool, caplog
     old = request_state(namespace=Namespace("bad"), generation=0)
     assert bench.audit.resume(1)
     assert bench.audit.is_on(Namespace("bad"))
-    assert not bench.audit.serves(old), "rows of the generation before reach nobody"
+    assert bench.audit.diverts(old), "rows of the generation before reach nobody"
     assert not bench.audit.resume(1)
     assert bench.free == POOL
 
@@ -457,5 +460,5 @@ def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFi
         assert shown[-1] == 0
         audit(logits_of([1]), range(300, 340))
         assert len(caplog.records) == 2
-        bench.audit.flush()
+        bench.audit.on_flush()
         assert (shown[-1], bench.audit.report().undecided) == (0, None)

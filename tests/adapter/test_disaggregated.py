@@ -16,9 +16,9 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_pic.adapter import disaggregation
+from sglang_pic.adapter.features import disaggregation
 from sglang_pic.adapter.serve import frontend, scheduler
-from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
@@ -53,7 +53,7 @@ def test_a_request_has_one_key_on_both_servers(
     options: object, fields: dict[str, Any], hooked: dict[str, Callable[..., Any]]
 ) -> None:
     here, there = request(asked=options, **fields), request(asked=options, **fields)
-    scheduler.receive(here, Auditor(), ReusePolicy(), Modes())
+    scheduler.receive(here, Features(), ReusePolicy(), Modes())
     hooked[_RECEIVED](None, there)
     assert there.extra_key == here.extra_key
     is_unmarked = options in ({}, {"edit": "notes"}, {"seam_tokens": 3}) and not there.lora_id
@@ -84,7 +84,7 @@ def test_a_prompt_is_computed_again_where_its_rows_are(
     given = asked.sampling_params.pop("custom_params")
     assert asked.sampling_params == sent["sampling_params"]
     there = request(asked=given["pic"], extra_key=asked.extra_key, cache_salt=asked.cache_salt)
-    scheduler.receive(there, Auditor(), ReusePolicy(), Modes())
+    scheduler.receive(there, Features(), ReusePolicy(), Modes())
     assert (there.extra_key, there.cache_salt) == (req.extra_key, req.cache_salt)
     assert there.pic.options == msgspec.structs.replace(req.pic.options, pin=None)
 

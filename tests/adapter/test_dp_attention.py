@@ -14,8 +14,9 @@ from pic_platform import gathering
 from sglang.srt.configs import update_config
 from sglang.srt.model_executor import cuda_graph_config
 
+from sglang_pic.adapter.features import dp_attention
 from sglang_pic.adapter.probe import gathered
-from sglang_pic.adapter.serve import dp_attention, forward
+from sglang_pic.adapter.serve import forward
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath

@@ -15,9 +15,9 @@ from pic_platform import speculation
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_pic.adapter import draft_workers
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-from sglang_pic.adapter.draft import named, read_drafts
+from sglang_pic.adapter.features.drafts import workers as draft_workers
+from sglang_pic.adapter.features.drafts.draft import named, read_drafts
 from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
@@ -284,11 +284,11 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
             ("read_geometry", None),
             ("Splicer", SimpleNamespace(view=SimpleNamespace(num_slots=5))),
         ):
-            patch.setattr(f"sglang_pic.adapter.draft.{name}", lambda *_, made=made, **__: made)
+            patch.setattr(f"sglang_pic.adapter.features.drafts.draft.{name}", lambda *_, made=made, **__: made)
         refuses("a KV pool of 5 slots beside the target's 7: both must have as many,", target)
         windows = SimpleNamespace(slots=torch.zeros(8))
         moved = SimpleNamespace(view=SimpleNamespace(num_slots=7, windows=windows))
-        patch.setattr("sglang_pic.adapter.draft.Splicer", lambda *_: moved)
+        patch.setattr("sglang_pic.adapter.features.drafts.draft.Splicer", lambda *_: moved)
         refuses("window slots that are not the target's: both must have the same;", target)
         target.view.windows = windows
         assert [draft.splicer for draft in read_drafts(ctx, target)] == [moved]

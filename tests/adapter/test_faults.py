@@ -12,16 +12,16 @@ import pytest
 import torch
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.namespace import tree_key
 from sglang_pic.adapter.serve import forward, scheduler
 from sglang_pic.adapter.serve.accounting import FALLBACKS, TOKENS, UNDONE, Accounting
-from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import SWITCHED_OFF, Faults
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.scheduler import receive
@@ -50,9 +50,10 @@ class Rank(Server):
         self.counted, index, config = Kept(), ContentIndex(_CORE), PicConfig(core=_CORE)
         tree = self.tree
         tree.faults = self.faults = Faults(LIMIT, self.counted)
-        tree.pins = self.pins = Pins(index, 1024, self.series)
+        self.pins = Pins(index, 1024, self.series)
+        tree.features = features = Features([self.pins])
         self.index = index
-        tree.planning = make_planning(index, config, pins=self.pins, faults=self.faults)
+        tree.planning = make_planning(index, config, features=features, faults=self.faults)
         tree.accounting = Accounting(self.counted)
         tree.publication = Publication(index, frozenset())
         self.publish(TEXT)
@@ -69,7 +70,7 @@ class Rank(Server):
     def receive(self, tokens: list[int], **pic: Any) -> Any:
         """A new request, whose rows are in the tree and locked, as `Server.start` has it."""
         req = request(tokens, pic)
-        receive(req, Auditor(), _CORE, Modes(), restarts=self.faults.num_restarts)
+        receive(req, Features(), _CORE, Modes(), restarts=self.faults.num_restarts)
         started = self.start(tokens, key=req.extra_key)
         (at,) = (i for i, (running, _) in enumerate(self.running) if running is started)
         self.running[at] = (req, self.running[at][1])
@@ -213,7 +214,7 @@ def test_a_pin_that_fails_gives_every_pin_back(rank: Rank, monkeypatch: pytest.M
     rank.publish(text(11, 100), pin="b")
     assert rank.names == ["a", "b"]
     with monkeypatch.context() as patch:
-        patch.setattr(f"sglang_pic.adapter.serve.pins.{broken}", fail)
+        patch.setattr(f"sglang_pic.adapter.features.pins.{broken}", fail)
         rank.publish([*PROMPT, 4], pin="a")
     assert rank.counted.by_label(FALLBACKS) == {"fault_pins": 1}
     assert (rank.names, rank.pins.num_tokens, rank.num_protected()) == ([], 0, 0)
@@ -224,7 +225,7 @@ def test_a_pin_that_cannot_be_given_back_alone_goes_with_all(rank: Rank, monkeyp
     """The pool is short, and the oldest pin fails on its way out: the allocation has its slots all the same."""
     for name in "abc":
         rank.publish(text(ord(name), 300), pin=name)
-    monkeypatch.setattr("sglang_pic.adapter.serve.pins._SortedPrompts.remove", fail)
+    monkeypatch.setattr("sglang_pic.adapter.features.pins._SortedPrompts.remove", fail)
     rank.start(text(12, rank.pool - 100))
     assert rank.names == []
     assert rank.counted.by_label(FALLBACKS) == {"fault_pins": 1}

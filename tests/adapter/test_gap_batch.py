@@ -14,7 +14,8 @@ from sglang.srt.lora.lora_manager import LoRAManager
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
+from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.state import PendingSplice
 from tests.adapter.builders import BareRunner, extend_batch, plan, request_state, splice
 from tests.e2e import plugins
 

@@ -20,11 +20,12 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel
 from torch import nn
 
-from sglang_pic.adapter.serve.cache import INDEXED_STORE, PicRadixCache
+from sglang_pic.adapter.features.hicache.host_tier import HostTier
+from sglang_pic.adapter.features.hicache.tree import INDEXED_STORE, HiCacheTree
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
-from sglang_pic.adapter.serve.host_tier import HostTier, OnDevice
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
+from sglang_pic.adapter.serve.rows import OnDevice, Rows
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Run
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
@@ -139,8 +140,8 @@ def test_index_keys_are_read_where_sglang_put_them(layout: str) -> None:
 @pytest.mark.feature("a store of HiCache with a sparse-attention indexer")
 def test_no_store_is_attached_beside_index_keys() -> None:
     """SGLang asks the tree, and passes the reason on to whoever wanted it."""
-    tree: Any = PicRadixCache.__new__(PicRadixCache)
-    tree.host, tree.store, tree._storage_attachment = SimpleNamespace(), None, None
+    tree: Any = HiCacheTree.__new__(HiCacheTree)
+    tree._storage_attachment = None
     assert tree.attach_storage_backend(storage_backend="file") == (False, INDEXED_STORE)
     tree.store = SimpleNamespace()
     assert tree.attach_storage_backend(storage_backend="file")[1].startswith("HiCache is not initialized")
@@ -175,10 +176,9 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
         fetch=lambda *_: seen.append("fetched"),
     )
     path, locks = ForwardPath(splicer), ExitStack()
-    path.host = tier
     locks.callback(seen.append, "unlocked")
     moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
-    whole: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), donors=[OnDevice(2, 5, 15)])
+    whole: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), donors=[OnDevice(2, 5, 15)], host=tier)
     with pytest.MonkeyPatch.context() as patch:
         stream = SimpleNamespace(wait_event=seen.append)
         patch.setattr(torch.cpu, "current_stream", lambda: stream)
@@ -187,7 +187,7 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     seen.clear()
     fetch: Any = SimpleNamespace(host_slots=None, dst=range(5), shifts=None)
     queue.clear()
-    path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[]))  # type: ignore[arg-type]
+    path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[], host=tier))  # type: ignore[arg-type]
     tier.give_back()
     assert seen == ["spliced", "fetched"]
     (ack,) = queue

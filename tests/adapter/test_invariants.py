@@ -18,10 +18,10 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.mem_cache.utils import get_hash_str
 
 from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
-from sglang_pic.adapter.serve.cache import adopted_again
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.tree import adopted_again
 from sglang_pic.core import DropReason, Plan
 from tests.adapter.builders import Kept, request, request_state
 from tests.adapter.rank_driver import NO_DRAFT, POOL, Draft, Host, Rank, drive
@@ -296,7 +296,7 @@ def test_donors_stay_locked_until_their_copy_is_queued(fails: bool) -> None:
             raise RuntimeError("no copy")
 
     moved = SimpleNamespace(src=None, dst=None, shifts=None, windows=None)
-    gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=locks)
+    gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=locks, host=None)
     path = ForwardPath(SimpleNamespace(splice=splice))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext():
         path.move_rows(gap)

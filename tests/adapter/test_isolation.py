@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.mem_cache.events import LoRANameTable
 
+from sglang_pic.adapter.features.pins import _describe
 from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict, tree_key
 from sglang_pic.adapter.serve.frontend import _validate
-from sglang_pic.adapter.serve.pins import _describe
 from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
 from sglang_pic.adapter.serve.scheduler import serve_apart
 from sglang_pic.errors import ConfigError

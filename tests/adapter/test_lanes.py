@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
 from pic_bench.probe_plugin.plugin import _plan
 
 from sglang_pic.adapter.namespace import Namespace, is_strict
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
 from sglang_pic.adapter.serve.scheduler import receive
@@ -70,15 +70,17 @@ def test_without_a_client_key_and_with_an_empty_one_the_namespace_is_found() -> 
 
 def test_a_namespace_that_was_switched_on_again_has_new_lanes() -> None:
     server = Server()
-    auditor = SimpleNamespace(generation=lambda _: 2, is_on=lambda _: True)
+    feature = Feature()
+    feature.on_received = lambda state: setattr(state, "generation", 2)  # type: ignore[method-assign]
+    features = Features([feature])
     ordinary, req = server.receive(TEXT), server.receive(TEXT, {"edit": "recompile"})
     for each, custom_params in ((ordinary, {}), (req, {"pic": {"edit": "recompile"}})):
         each.extra_key, each.sampling_params.custom_params = "a", custom_params
-        receive(each, auditor, server.config.core, Modes())
+        receive(each, features, server.config.core, Modes())
     assert donor_namespaces(req) == [tree_namespace(req), tree_namespace(ordinary)]
-    auditor.is_on = lambda _: False
+    feature.on_received = lambda state: setattr(state, "diverted", Fallback.AUDIT)  # type: ignore[method-assign]
     req.extra_key = "a"
-    receive(req, auditor, server.config.core, Modes())
+    receive(req, features, server.config.core, Modes())
     assert is_strict(req.extra_key), "off is off for every lane"
 
 

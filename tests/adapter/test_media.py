@@ -22,14 +22,15 @@ from sglang.srt.managers import mm_schedule
 from sglang.srt.managers.mm_utils import pad_mm_tokens
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
 
+from sglang_pic.adapter.features.images import Images
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.media import Images, tokens_of
-from sglang_pic.adapter.serve.planning import turns_of
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
+from sglang_pic.adapter.serve.media import tokens_of
+from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions
 from sglang_pic.runtime.checks.gap_rows import read_rows
@@ -148,8 +149,7 @@ def _repeating(req: Any) -> Any:
 )
 def test_media_that_cannot_be_moved_are_computed(req: Callable[[], Any]) -> None:
     """It stays so when SGLang has let go of them, which it does before the answer's rows are published."""
-    planning, made = make_planning(ContentIndex(), PicConfig()), req()
-    planning.images = Images(is_mrope=True)
+    planning, made = make_planning(ContentIndex(), PicConfig(), media=Images(is_mrope=True)), req()
     assert planning.refusal(made) is Fallback.MEDIA
     made.multimodal_inputs = None
     assert planning.refusal(made) is Fallback.MEDIA
@@ -216,7 +216,7 @@ class Bench:
         full = self.forward(self.batch(req, self.full))
         moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in made.runs])
         ways = {
-            "right": [turn - further for turn in turns_of(made.runs, tokens, images)],
+            "right": [turn - further for turn in images.turns(made.runs, tokens)],
             "by tokens": [run.shift for run in made.runs],
             "not turned": [0] * len(made.runs),
         }

@@ -16,11 +16,12 @@ from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixPara
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_pic.adapter.features import pins
+from sglang_pic.adapter.features.pins import ENDED, PIN_BYTES, PINNED_TOKENS, PINS, PinEnd, Pins
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.serve import pins
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.pins import ENDED, PIN_BYTES, PINNED_TOKENS, PINS, PinEnd, Pins
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, as_tokens
 from tests.adapter.builders import Kept, make_allocator, make_tree, request
@@ -40,7 +41,7 @@ class Server:
         self.pins = Pins(ContentIndex(), max_pinned, self.series)
         self.refusal: Fallback | None = None
         nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, place_waits=False)
-        self.tree = make_tree(self.allocator, planning=nothing, pins=self.pins, publication=nothing)
+        self.tree = make_tree(self.allocator, planning=nothing, features=Features([self.pins]), publication=nothing)
         self.running: list[tuple[Any, Any]] = []
 
     def start(self, tokens: list[int], *, key: str | None = None, salt: str | None = None, **options: Any) -> Any:

@@ -14,17 +14,19 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter import server_info
+from sglang_pic.adapter.features.pins import Pins
+from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve import scheduler
 from sglang_pic.adapter.serve.accounting import FALLBACKS, SPLICED_TOKENS, Accounting
-from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.cache import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
+from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.modes import MODE_OFF, SWITCH_KEY, Cause, Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.scheduler import _details, receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.tree import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.support import max_keys, max_sequences, refused_backend
 from sglang_pic.config import PicConfig
 from sglang_pic.core import (
@@ -61,7 +63,8 @@ def planning() -> Planning:
 def asked_for(req: Any) -> PlanOptions | None:
     """What the index is asked for a plan with, if it is asked."""
     index, tree = Index(), SimpleNamespace(page_size=1)
-    make_planning(index, PicConfig()).plan(req, tree, max_gaps=64)  # type: ignore[arg-type]
+    pins = Pins(ContentIndex(), 0, Series((), None))
+    make_planning(index, PicConfig(), features=Features([pins])).plan(req, tree, max_gaps=64)  # type: ignore[arg-type]
     return index.asked
 
 
@@ -137,7 +140,7 @@ def received(auditor: Any, pic: object = None, *, mode: Mode = Mode.AUTO, **fiel
 
 
 def test_a_request_that_does_not_say_is_served_by_the_servers_mode(planning: Planning) -> None:
-    auditor = Auditor()
+    auditor = Features()
     assert is_strict(received(auditor, mode=Mode.OFF).extra_key)
     assert planning.refusal(received(auditor, mode=Mode.OFF)) is Fallback.OFF
     opted_in = received(auditor, {"mode": "auto"}, mode=Mode.OFF)
@@ -147,7 +150,7 @@ def test_a_request_that_does_not_say_is_served_by_the_servers_mode(planning: Pla
 
 def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its later turns go on with the row of the first, and any of them may ask for no splices."""
-    auditor = Auditor()
+    auditor = Features()
     streaming, ordinary = (received(auditor, session=SimpleNamespace(streaming=s)) for s in (True, False))
     opted_out = received(auditor, {"mode": "off"})
     assert streaming.extra_key == opted_out.extra_key != ordinary.extra_key
@@ -160,9 +163,9 @@ def planning_of(*, switched_off: bool = False, serves: bool = True) -> Planning:
     modes = Modes()
     if switched_off:
         modes.switch(Mode.OFF)
-    made = make_planning(ContentIndex(), PicConfig(), modes=modes)
-    made._auditor = SimpleNamespace(serves=lambda _: serves)  # type: ignore[assignment]
-    return made
+    feature = Feature()
+    feature.diverts = lambda _: None if serves else Fallback.AUDIT  # type: ignore[method-assign]
+    return make_planning(ContentIndex(), PicConfig(), modes=modes, features=Features([feature]))
 
 
 def match(patch: pytest.MonkeyPatch, made: Planning, req: Any) -> str | None:
@@ -181,7 +184,7 @@ def test_what_waits_when_splicing_is_switched_off_is_kept_apart_from_spliced_row
     off: dict[str, bool], reason: Fallback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is neither spliced nor served a prefix that may have been, and remains so when splicing is on again."""
-    auditor = Auditor()
+    auditor = Features()
     for fields in ({}, {"extra_key": "k", "cache_salt": "s"}, {"extra_key": "kl", "lora_id": "l"}):
         req, apart = received(auditor, **fields), received(auditor, {"mode": "off"}, **fields)
         key = req.extra_key
@@ -193,7 +196,7 @@ def test_what_waits_when_splicing_is_switched_off_is_kept_apart_from_spliced_row
 
 
 def test_an_operator_switches_a_running_server_off_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks, series, auditor = hooks_of(monkeypatch, server_info), Kept(), Auditor()
+    hooks, series, auditor = hooks_of(monkeypatch, server_info), Kept(), Features()
     modes = Modes(series=series)
     modes.install()
     handler = hooks["after SchedulerInternalStateController._update_handlers"]({}, None)[SWITCH_KEY]
@@ -239,7 +242,7 @@ def test_a_servers_settings_decide_who_is_spliced(
     assert [each for each, count in modes.report().num_off.items() if count] == ([] if cause is None else [cause.value])
     receive(
         req := request(asked=None if asked is None else {"mode": asked.value}, **fields),
-        Auditor(),
+        Features(),
         ReusePolicy(),
         modes,
     )
@@ -274,7 +277,6 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     cache: Any = make_tree(
         make_allocator(64, 1),
         planning=SimpleNamespace(refusal=lambda _: None, flush=lambda: None),
-        pins=SimpleNamespace(give_back_oldest=lambda *_: False, flush=lambda: None),
         publication=SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req)),
     )
     hooks = hooks_of(monkeypatch, scheduler)
@@ -297,7 +299,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
 
 
 def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
-    req = received(Auditor(), {"seam": 1})
+    req = received(Features(), {"seam": 1})
     assert (req.pic.options.mode, is_strict(req.extra_key)) == (Mode.OFF, True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_pic.adapter.serve.store import LOADED, LOOKUPS, StoreTier, Write
+from sglang_pic.adapter.features.hicache.store import LOADED, LOOKUPS, StoreTier, Write
 from sglang_pic.core import Found, as_tokens
 from tests.adapter.builders import Kept, request
 
@@ -244,7 +244,7 @@ def test_requests_that_leave_are_forgotten(server: Server) -> None:
     assert server.is_ready(req)
     other = server.arrive()
     assert not server.is_ready(other)
-    server.tier.flush()
+    server.tier.on_flush()
     assert server.is_ready(other)
 
 

@@ -172,7 +172,7 @@ def test_every_spelling_is_read_as_sglang_resolves_it(
 ELSEWHERE = {
     "adapter/doctor/cards.py": "doctor itself",
     "adapter/doctor/server.py": "doctor itself",
-    "adapter/draft.py": "the live draft, whose attention backend and pools the tables judge",
+    "adapter/features/drafts/draft.py": "the live draft, whose attention backend and pools the tables judge",
     "adapter/probe/ranks.py": "what the ranks read of their files",
     "adapter/startup/self_test.py": "answers of the live model",
     "adapter/support.py": "the table of refusals",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_pic.adapter.features.content_events import ContentEvents
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, told_key, tree_key
-from sglang_pic.adapter.serve.auditor import Auditor, Drift
+from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.telling import Telling
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.core import ContentIndex, RowNames, as_tokens
 from tests.adapter.builders import make_allocator, make_tree, request
@@ -59,13 +58,13 @@ class _Publisher:
 @pytest.mark.parametrize("is_eagle", [False, True], ids=["plain", "eagle"])
 def test_what_the_tree_evicts_is_told_without_a_plan(page_size: int, is_eagle: bool) -> None:
     publisher: Any = _Publisher()
-    telling = Telling(publisher)
+    events = ContentEvents(publisher)
     names = RowNames(page_size, int(is_eagle))
-    index = ContentIndex(names=names, watch=telling.note)
-    publication = Publication(index, frozenset(), telling)
+    index = ContentIndex(names=names, watch=events.note)
+    publication = Publication(index, frozenset())
     allocator = make_allocator(_POOL, page_size)
-    flushed = SimpleNamespace(flush=lambda: None)
-    tree: Any = make_tree(allocator, is_eagle=is_eagle, planning=flushed, pins=flushed, publication=publication)
+    features = Features([events])
+    tree: Any = make_tree(allocator, is_eagle=is_eagle, planning=None, features=features, publication=publication)
     for seed in range(8):
         tokens = random_tokens(seed, _LEN - _LEN % page_size + int(is_eagle))
         num_rows = (len(tokens) - names.lookahead) // page_size * page_size
@@ -73,18 +72,18 @@ def test_what_the_tree_evicts_is_told_without_a_plan(page_size: int, is_eagle: b
         key = RadixKey(request(tokens).origin_input_ids)
         tree.insert(InsertParams(key=key, value=torch.cat([slots, slots[-1:]])[: len(tokens)]))
         index.publish(Namespace(), as_tokens(tokens), [(0, num_rows)])
-        publication.tell(tree)
+        tree.flush_pending_backups()
     before = index.num_tokens
     assert _told(index) == +publisher.donors
     publisher.is_behind = True
     tree.evict(EvictParams(num_tokens=3 * _LEN))
     for _ in range(8):
-        publication.tell(tree)
+        tree.flush_pending_backups()
     assert before - index.num_tokens >= 3 * (_LEN - page_size)
     assert index.num_tokens > 0
     assert _told(index) == +publisher.donors
     tree.reset()
-    publication.tell(tree)
+    tree.flush_pending_backups()
     assert not +publisher.donors
 
 
@@ -92,23 +91,18 @@ def _told(index: ContentIndex) -> Counter[Any]:
     return Counter((space, name) for space, names in index.donor_names().items() for name in names)
 
 
-class Audited(Auditor):
-    """One more audit whenever it is asked."""
-
-    num_asked = 0
-
-    def drift(self) -> Drift:
-        self.num_asked += 1
-        return Drift(num_audited=10 * self.num_asked, kl=0.0123, limit=0.25)
+class Audited(Feature):
+    def summary(self) -> str:
+        return "10 audits"
 
 
 @pytest.mark.parametrize(
-    ("auditor", "said"), [(Auditor(), "audits are off"), (Audited(), "10 audits, worst mean KL 0.0123 of at most 0.25")]
+    ("features", "said"), [(Features(), "audits are off"), (Features([Feature(), Audited()]), "saved; 10 audits")]
 )
-def test_a_line_sums_up_a_minute(auditor: Auditor, said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_sums_up_a_minute(features: Features, said: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     now = 0.0
-    log = TrafficLog(auditor, lambda: now)
+    log = TrafficLog(features, lambda: now)
     for now, is_new in ((5.0, True), (30.0, False), (64.9, True)):  # noqa: B007
         log.note(is_new=is_new, prefix=100, spliced=300, computed=600, saved_us=5e5)
     assert caplog.messages == []

@@ -21,7 +21,8 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forw
 from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.serve.forward import ForwardPath, hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
+from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.splice import Splicer

@@ -47,12 +47,12 @@ def _install(*_: object) -> None:
     from sglang.srt.models.deepseek_v2 import DeepseekV2DecoderLayer
     from sglang.srt.models.llama import LlamaDecoderLayer
 
-    from sglang_pic.adapter.audit.audit import Audit
+    from sglang_pic.adapter.features.audit.audit import Audit
+    from sglang_pic.adapter.features.pins import Pins
     from sglang_pic.adapter.serve import scheduler
     from sglang_pic.adapter.serve.accounting import Accounting
     from sglang_pic.adapter.serve.forward import ForwardPath
     from sglang_pic.adapter.serve.gap_batch import GapBatch
-    from sglang_pic.adapter.serve.pins import Pins
     from sglang_pic.adapter.serve.planning import Planning
     from sglang_pic.adapter.serve.publication import Publication
     from sglang_pic.adapter.serve.resolver import TreeResolver

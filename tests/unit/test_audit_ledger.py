@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.adapter.audit.ledger import AuditLedger, Undecided, Window
+from sglang_pic.adapter.features.audit.ledger import AuditLedger, Undecided, Window
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.config import PicConfig
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pic_bench.gpu.model import Bench, Extend
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
+from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, Tokens
 from sglang_pic.errors import BenchError
 

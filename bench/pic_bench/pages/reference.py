@@ -20,9 +20,11 @@ import msgspec
 import sglang_pic
 from pic_bench.pages import board, outcomes
 from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
-from sglang_pic.adapter.audit import metrics as audit_metrics
+from sglang_pic.adapter.features import content_events, pins
+from sglang_pic.adapter.features.audit import metrics as audit_metrics
+from sglang_pic.adapter.features.hicache import store
 from sglang_pic.adapter.metrics import Metric
-from sglang_pic.adapter.serve import accounting, faults, modes, pins, store, telling
+from sglang_pic.adapter.serve import accounting, faults, modes
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import metrics as startup_metrics
@@ -41,7 +43,7 @@ METRICS: Final = (
     *modes.METRICS,
     *pins.METRICS,
     *store.METRICS,
-    *telling.METRICS,
+    *content_events.METRICS,
     *startup_metrics.METRICS,
     *audit_metrics.METRICS,
 )

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from pic_bench.probe_plugin.row_watch import RowWatch
+from sglang_pic.adapter.features.hicache.host_tier import HostTier
+from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.seams import ModelRunner
 from sglang_pic.core.invariants import check
 
@@ -96,8 +98,8 @@ class Bookkeeper:
             num_fetched_rows=watch.num_fetched,
             num_evicted_tokens=self._num_evicted,
             num_locks=len(self._locks),
-            num_pins=len(tree.pins.report().held),
-            num_borrowed_slots=tree.auditor.num_slots,
+            num_pins=len(self._pins.report().held),
+            num_borrowed_slots=tree.features.num_slots,
             num_tree_slots=len(walk.slot_indices),
             num_index_tokens=stats.num_tokens,
             num_index_donors=stats.num_donors,
@@ -106,7 +108,7 @@ class Bookkeeper:
     def _check_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> Iterator[str]:
         """Every slot is free, borrowed, or in the tree once with the row that was written for its place."""
         allocator = self._runner.token_to_kv_pool_allocator
-        free, borrowed = int(allocator.available_size()), self._tree.auditor.num_slots
+        free, borrowed = int(allocator.available_size()), self._tree.features.num_slots
         pages = allocator.get_all_free_pages()
         if len(pages.unique()) != len(pages):
             yield f"{len(pages) - len(pages.unique())} pages are free twice"
@@ -119,15 +121,20 @@ class Bookkeeper:
         if wrong := self._watch.check_slots(slots, None, positions):
             yield f"{wrong} slots of the tree hold other rows than were written for them"
 
+    @property
+    def _pins(self) -> Pins:
+        pins: Pins = self._tree.features.find(Pins)
+        return pins
+
     def _check_locks(self) -> Iterator[str]:
         """Nothing but pins holds a lock, and what they lock is what they say."""
         tree = self._tree
-        pins = tree.pins.report()
+        pins = self._pins.report()
         if len(self._locks) != len(pins.held):
             yield f"{len(self._locks)} locks are held, {len(pins.held)} of them by pins"
         if (protected := int(tree.protected_size())) != pins.num_tokens:
             yield f"{protected} slots of the tree are locked, pins hold {pins.num_tokens}"
-        if tree.host is not None and (held := tree.host.num_held):
+        if (host := tree.features.find(HostTier)) is not None and (held := host.num_held):
             yield f"{held} passes hold rows of the host"
         if not pins.held:
             try:

@@ -18,11 +18,10 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
 from sglang_pic.adapter.seams import Req
-from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.pins import PinEnd
 from sglang_pic.adapter.serve.resolver import ResolveError
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, goes_by_place
+from sglang_pic.adapter.serve.tree import PicRadixCache
 
 _SIGNATURE = inspect.signature(PrefillAdder.__init__)
 # Larger than any budget: a limit that must not bind.
@@ -92,9 +91,9 @@ class PicPrefillAdder(PrefillAdder):
                 req.pic.drop_plan()
 
     def _would_wait_for_ever(self, req: Req) -> bool:
-        """Whether pins keep a request out and no running request will free slots; then the oldest pin is given back."""
+        """Whether features keep a request out and no running request will free slots; then one of them makes room."""
         is_alone = not self.can_run_list and not self.running_batch.reqs
-        return is_alone and self.tree_cache.give_back_pin(PinEnd.MEMORY)
+        return is_alone and self.tree_cache.make_room()
 
     def _plan(self, req: Req, *, num_to_load: int = 0) -> None:
         """Plan the request behind what SGLang loads back for it, unless the batch cannot be narrowed."""
@@ -210,7 +209,8 @@ class PicPrefillAdder(PrefillAdder):
         else:
             # The audit computes token ids alone: not what embeddings or a session have before them.
             if refusal is None and not req.retracted_stain:
-                cache.auditor.draw(req)
+                for feature in cache.features:
+                    feature.on_admitted(req)
 
     def _has_admitted(self, req: Req) -> bool:
         return bool(self.can_run_list) and self.can_run_list[-1] is req

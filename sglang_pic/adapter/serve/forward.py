@@ -32,7 +32,7 @@ from sglang_pic.adapter.probe.gathered import tell_alike
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import Fetch, GapBatch, build_gap_batch
-from sglang_pic.adapter.serve.host_tier import HostTier
+from sglang_pic.adapter.serve.rows import HostRows
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
 from sglang_pic.errors import ContractError
 from sglang_pic.runtime.splice import Splicer
@@ -97,8 +97,6 @@ class ForwardPath:
         # SGLang's runner rebuilds the batch, so attributes of the batch do not reach the layers and the logits.
         self._running: GapBatch | None = None
         self._ahead: tuple[ScheduleBatch, _Pass] | None = None
-        self.host: HostTier | None = None
-        """Set once the tree has one."""
         self.recover: Recover | None = None
         """Until it is set, while the server starts, exceptions are raised."""
 
@@ -266,17 +264,17 @@ class ForwardPath:
         a later forward pass on the same stream. Those of rows on the host go back when they have been read.
         """
         try:
-            if self.host is not None:
-                self.host.wait_for_loads(_device_module(self.splicer).current_stream(), gap.donors)
+            if gap.host is not None:
+                gap.host.wait_for_loads(_device_module(self.splicer).current_stream(), gap.donors)
             for splicer in (self.splicer, *self._draft_splicers):
                 splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts, gap.splice.windows)
             if gap.fetch is not None:
-                self._fetch(gap.fetch, gap.locks)
+                self._fetch(gap.fetch, gap.host, gap.locks)
         finally:
             gap.locks.close()
 
-    def _fetch(self, fetch: Fetch, locks: ExitStack) -> None:
-        assert self.host is not None, "rows are found on the host where there is one"
+    def _fetch(self, fetch: Fetch, host: HostRows | None, locks: ExitStack) -> None:
+        assert host is not None, "rows are found on the host where there is one"
         events = _device_module(self.splicer).Event
         started, finished = events(), events()
         started.record()
@@ -284,7 +282,7 @@ class ForwardPath:
             self.splicer.fetch(fetch.host_slots, fetch.dst, fetch.shifts)
         finally:
             finished.record()
-            self.host.hold(locks.pop_all(), len(fetch.dst), (started, finished))
+            host.hold(locks.pop_all(), len(fetch.dst), (started, finished))
 
     def _logits_metadata(self, original: Callable[..., Any], cls: type, forward_batch: ForwardBatch) -> Any:
         gap = self._running

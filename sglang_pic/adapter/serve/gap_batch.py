@@ -26,7 +26,7 @@ import torch
 
 from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner
-from sglang_pic.adapter.serve.host_tier import OnDevice
+from sglang_pic.adapter.serve.rows import HostRows, OnDevice
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Run
 
@@ -96,6 +96,8 @@ class GapBatch:
     fetch: Fetch | None = None
     donors: list[OnDevice] = field(default_factory=list)
     """What is read of the device."""
+    host: HostRows | None = None
+    """Has the rows that are fetched, and loads that may be under way; on servers with HiCache."""
 
     @contextmanager
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
@@ -249,7 +251,8 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
-        donors=[donor for splice in pending if splice is not None for donor in splice.donors],
+        donors=[donor for splice in filter(None, pending) for donor in splice.donors],
+        host=next((splice.host for splice in filter(None, pending)), None),
     )
 
 

@@ -1,59 +1,18 @@
-"""Images in prompts: core tokens that tell them apart, and how far rows behind them turn.
+"""The core's tokens of a request, and what a server without images knows of media: nothing.
 
-SGLang gives the tokens of an image wide values made of its hash. Here each image that is another by its hash, its shape
-or its positions has core tokens of its own, one for each place, so that equal core tokens are equal images.
-
-With M-RoPE an image advances positions by less than its tokens. Where all that is in front of a token is text and whole
-images, its position is its place less their *lag*, on all three axes; a run turns by the difference of positions.
-
-    places     0 1 2 3 [4 5 6 7 8 9]  10 11      an image of 2 x 3 tokens, whose lag is 3
-    positions  0 1 2 3 [4 . . . . .]   7  8
+`features/images.py` has the servers that move images; elsewhere requests with media are computed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 from array import array
-from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Iterator
-from operator import itemgetter
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from sglang_pic.adapter.seams import MediaItem, Req
-from sglang_pic.core import MEDIA_FROM, Span, Tokens
-
-CLASSES: Final = frozenset(
-    {
-        "DeepseekOCRForCausalLM",
-        "Glm4vForConditionalGeneration",
-        "Glm4vMoeForConditionalGeneration",
-        "InternVLChatModel",
-        "KimiK25ForConditionalGeneration",
-        "KimiVLForConditionalGeneration",
-        "Qwen2VLForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
-    }
-)
-"""Models that attend causally to images, and embed those of a sequence's new tokens by their places in it."""
-
-# Images that are remembered, and the ids that there are for them.
-_MOST_IMAGES = 1 << 16
-_IDS_END = 1 << 31
-# SGLang repeats so many values over the tokens of an image.
-_NUM_VALUES = 4
-# Of an item's values those of more bytes are pixels, which its hash covers.
-_MOST_BYTES = 1 << 10
-
-Ids = npt.NDArray[np.int64]
-"""Token ids as SGLang has them."""
+from sglang_pic.adapter.seams import Req
+from sglang_pic.core import Run, Span, Tokens, as_tokens
 
 
 class Media(NamedTuple):
@@ -71,179 +30,23 @@ class Media(NamedTuple):
         return tokens
 
 
-class Lags(NamedTuple):
-    """By how many positions the places of a path are ahead of their positions."""
-
-    ends: list[int]
-    """Of its images."""
-    sums: list[int]
-    """Before the first image, and behind each."""
-
-    def at(self, place: int) -> int:
-        """The lag at a place that is in no image, or its first."""
-        return self.sums[bisect_right(self.ends, place)]
-
-
-class _Image(NamedTuple):
-    """What is remembered of an image."""
-
-    key: bytes
-    """All that tells it from others."""
-    first: int
-    """Its first core token."""
-    num_tokens: int
-    lag: int
-    values: Ids
-    """SGLang's values for its tokens, which repeat."""
-
-
-class Images:
-    """The images that requests of this server brought, alike on every rank.
-
-    Args:
-        is_mrope: whether the model has M-RoPE; without it an image advances positions by its tokens.
-    """
-
-    def __init__(self, *, is_mrope: bool) -> None:
-        self._is_mrope = is_mrope
-        self._next_id = MEDIA_FROM
-        # By SGLang's values, oldest first: shrinks beyond `_MOST_IMAGES`. `None`: they are those of several images.
-        self._known: OrderedDict[bytes, _Image | None] = OrderedDict()
-        self._by_first: dict[int, _Image] = {}
+class TextOnly:
+    """A server that moves no images."""
 
     def read(self, req: Req) -> Media | None:
-        """The images of a request whose tokens SGLang has filled in; `None` where its prompt cannot be served.
-
-        Its media are images, whole, each with values of its own, and the positions of all tokens are as said above.
-        """
-        ids = np.frombuffer(req.full_untruncated_fill_ids, dtype=np.int64)
-        inputs = req.multimodal_inputs
-        assert inputs is not None, "it has media"
-        items = inputs.mm_items
-        if not items or any(not item.is_image() or len(item.offsets or ()) != 1 for item in items):
-            return None
-        placed = [((item.offsets[0][0], item.offsets[0][1] + 1), item) for item in items if item.offsets]
-        placed.sort(key=itemgetter(0))
-        spans = tuple(span for span, _ in placed)
-        edges = [0, *itertools.chain.from_iterable(spans), len(ids)]
-        is_text = np.ones(len(ids), dtype=np.bool_)
-        for span in spans:
-            is_text[slice(*span)] = False
-        is_apart = edges == sorted(edges) and all(start < end for start, end in spans)
-        if not is_apart or (ids[is_text] >= MEDIA_FROM).any():
-            return None
-        positions = self._positions(inputs.mrope_positions, len(ids))
-        if positions is None:
-            return None
-        lags = [0, *itertools.accumulate(_lag(positions, span) for span in spans)]
-        expected = np.arange(len(ids)) - np.repeat(lags, np.diff([0, *(end for _, end in spans), len(ids)]))
-        is_plain = (positions[:, is_text] == expected[is_text]).all() and min(np.diff(lags), default=0) >= 0
-        if not is_plain or any(positions[:, start].min() != expected[start] for start, _ in spans):
-            return None
-        found = [
-            self._find(item, ids[slice(*span)], positions[:, slice(*span)] - expected[span[0]], after - before)
-            for (span, item), (before, after) in zip(placed, itertools.pairwise(lags), strict=True)
-        ]
-        firsts = tuple(image.first for image in found if image is not None)
-        return Media(spans, firsts) if len(firsts) == len(spans) else None
-
-    def _positions(self, mrope_positions: torch.Tensor | None, num_tokens: int) -> Ids | None:
-        """`[3, num_tokens]`, as the model sees them."""
-        if not self._is_mrope:
-            return np.broadcast_to(np.arange(num_tokens), (3, num_tokens))
-        if mrope_positions is None:
-            return None
-        positions: Ids = mrope_positions[:, :num_tokens].cpu().numpy()
-        return positions if positions.shape == (3, num_tokens) else None
-
-    def _find(self, item: MediaItem, ids: Ids, pattern: Ids, lag: int) -> _Image | None:
-        """What is known of an image, as of now; `None` where its values are those of another one, too."""
-        values = ids[:_NUM_VALUES].copy()
-        if not np.array_equal(np.resize(values, len(ids)), ids):
-            return None
-        key = _key(item, pattern)
-        if values.tobytes() not in self._known:
-            if self._next_id + len(ids) > _IDS_END:
-                return None
-            image = _Image(key, self._next_id, len(ids), lag, values)
-            self._next_id += len(ids)
-            self._known[values.tobytes()] = self._by_first[image.first] = image
-            if len(self._known) > _MOST_IMAGES:
-                self._forget(self._known.popitem(last=False)[1])
-        known = self._known[values.tobytes()]
-        self._known.move_to_end(values.tobytes())
-        if known is None or known.key == key:
-            return known
-        # NOTE: the tree takes them for one, so rows that it has for these values may be either's.
-        self._known[values.tobytes()] = None
-        self._forget(known)
+        """The images of a request that brings media; `None` where its prompt cannot be served."""
         return None
 
-    def _forget(self, image: _Image | None) -> None:
-        if image is not None:
-            del self._by_first[image.first]
-
-    def _images(self, tokens: Tokens) -> Iterator[tuple[int, _Image | None]]:
-        """Where the images begin on a path of core tokens, up to the first one that is forgotten."""
-        places = np.flatnonzero(tokens >= MEDIA_FROM)
-        at = 0
-        while at < len(places):
-            start = int(places[at])
-            image = self._by_first.get(int(tokens[start]))
-            yield start, image
-            if image is None:
-                return
-            at = int(np.searchsorted(places, start + image.num_tokens))
-
     def ids(self, tokens: Tokens) -> array[int]:
-        """SGLang's ids of a path of core tokens, up to the first image that is forgotten: its rows cannot be found."""
-        ids = tokens.astype(np.int64)
-        for start, image in self._images(tokens):
-            if image is None:
-                ids = ids[:start]
-                break
-            ids[start : start + image.num_tokens] = np.resize(image.values, len(ids[start : start + image.num_tokens]))
-        return array("q", ids.tobytes())
+        """SGLang's ids of a path of core tokens."""
+        return array("q", tokens.astype(np.int64).tobytes())
 
-    def lags(self, tokens: Tokens) -> Lags:
-        """Of the images on a path that was found."""
-        found = [(start + image.num_tokens, image.lag) for start, image in self._images(tokens) if image is not None]
-        return Lags([end for end, _ in found], [0, *itertools.accumulate(lag for _, lag in found)])
+    def turns(self, runs: Sequence[Run], tokens: Tokens) -> list[int | None]:
+        """By how many positions the keys of each run turn; `None` for its shift."""
+        return [None for _ in runs]
 
 
 def tokens_of(req: Req, end: int | None = None) -> Tokens:
     """The core's tokens of what is to be prefilled of a request, or of the first `end` of it."""
     tokens, media = as_tokens(req.full_untruncated_fill_ids[:end]), req.pic.media
     return tokens if media is None else media.over(tokens)
-
-
-def as_tokens(token_ids: array[int]) -> Tokens:
-    """SGLang's token array as the core wants it: int32, contiguous."""
-    return np.frombuffer(token_ids, dtype=np.int64).astype(np.int32)
-
-
-def plain_ids(tokens: Tokens) -> array[int]:
-    """SGLang's ids of core tokens that are text."""
-    return array("q", tokens.astype(np.int64).tobytes())
-
-
-def _lag(positions: Ids, span: Span) -> int:
-    """By how many positions an image advances less than by its tokens."""
-    block = positions[:, slice(*span)]
-    return int(span[1] - span[0] - (block.max() - block.min() + 1)) if block.size else 0
-
-
-def _key(item: MediaItem, pattern: Ids) -> bytes:
-    """What tells an image from others: its whole hash, its positions, and what else the processor says of its shape."""
-    details = [(name, _short(value)) for name, value in sorted(item.model_specific_data.items())]
-    said = repr((item.hash, item.identity, pattern.shape, details)).encode()
-    return hashlib.blake2b(said + np.ascontiguousarray(pattern).tobytes(), digest_size=32).digest()
-
-
-def _short(value: object) -> object:
-    """A grid, a size or a number as plain values; `None` where it is something else."""
-    if isinstance(value, int | float | str):
-        return value
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.tolist() if value.nbytes <= _MOST_BYTES else None
-    return [*map(_short, value)] if isinstance(value, list | tuple) and len(value) <= _MOST_BYTES else None

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
-
 from sglang_pic.adapter.namespace import Namespace, without_lane
 from sglang_pic.adapter.seams import Req, Tree
-from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
-from sglang_pic.adapter.serve.host_tier import HostTier
-from sglang_pic.adapter.serve.media import Images, plain_ids, tokens_of
+from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.serve.media import TextOnly, tokens_of
 from sglang_pic.adapter.serve.modes import Modes
-from sglang_pic.adapter.serve.options import Mode, Skills
-from sglang_pic.adapter.serve.pins import Pins
+from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.resolver import TreeResolver
+from sglang_pic.adapter.serve.rows import HostRows, WindowRows
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
-from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, PositionSteps, ReusePolicy, Run, Tokens
+from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, PositionSteps, ReusePolicy, Tokens
 
 
 class Planning:
@@ -31,10 +26,13 @@ class Planning:
         cost: what computing and splicing cost here, or `None` to take every run that is long enough.
         max_sequences: most virtual sequences of one batch.
         max_keys: most keys of all of them, each counted as long as the longest.
-        auditor: says where splicing is switched off.
-        pins: say which donors are pinned.
+        features: may serve a request as if it had opted out, and shape its plan.
         faults: say whether splicing is switched off; by default there are none.
         modes: say whether an operator has switched it off.
+        host: has rows in host memory, on servers with HiCache.
+        windows: has the rows of layers with sliding windows, where these have a pool of their own.
+        media: has the images, where they can be moved.
+        steps: of the model's positions, which rows keep to.
     """
 
     def __init__(
@@ -45,21 +43,18 @@ class Planning:
         cost: CostModel | None,
         max_sequences: int,
         max_keys: int,
-        auditor: Auditor,
-        pins: Pins,
+        features: Features | None = None,
         faults: Faults | None = None,
         modes: Modes | None = None,
+        host: HostRows | None = None,
+        windows: WindowRows | None = None,
+        media: TextOnly | None = None,
+        steps: tuple[PositionSteps, ...] = (),
     ) -> None:
-        self.host: HostTier | None = None
-        """Set once the tree has one."""
-        self.windows: WindowRowsInTree | None = None
-        """Set once there is a tree, where windows have a pool of their own."""
-        self.images: Images | None = None
-        """Set where the model's images can be moved."""
-        self.steps: tuple[PositionSteps, ...] = ()
-        """Of the model; set while the server starts."""
-        self._index, self._config, self.cost, self._auditor, self._pins = index, config, cost, auditor, pins
+        self._index, self._config, self.cost, self._features = index, config, cost, features or Features()
         self._faults, self.modes = faults or Faults(), modes or Modes()
+        self._host, self._windows, self._steps = host, windows, steps
+        self.media = media or TextOnly()
         self.max_sequences, self.max_keys = max_sequences, max_keys
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
@@ -97,13 +92,13 @@ class Planning:
             return state.diverted
         if not self.modes.is_on:
             return Fallback.SWITCHED
-        return None if self._auditor.serves(state) else Fallback.AUDIT
+        return self._features.diversion(state)
 
     def _serves_media(self, req: Req) -> bool:
         """Whether a request brings no media, or images that can be moved; SGLang lets go of them before its rows."""
         state: RequestState = req.pic
         if req.multimodal_inputs is not None and state.serves_media is None:
-            state.media = None if self.images is None else self.images.read(req)
+            state.media = self.media.read(req)
             state.serves_media = state.media is not None
         return state.serves_media is not False
 
@@ -140,43 +135,38 @@ class Planning:
             resolver.release()
             raise
 
-    @property
-    def to_ids(self) -> Callable[[Tokens], array[int]]:
-        """Makes SGLang's ids of a path's tokens."""
-        return plain_ids if self.images is None else self.images.ids
-
     def resolver(self, tree: Tree) -> TreeResolver:
         """Looks donors up for one plan, those with rows on the host too."""
-        return TreeResolver(tree, self._index.names, self.host, self.windows, to_ids=self.to_ids)
+        return TreeResolver(tree, self._index.names, self._host, self._windows, media=self.media)
 
     def _options(
         self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int = 0
     ) -> PlanOptions:
-        return PlanOptions(
+        options = PlanOptions(
             policy=policy,
             max_gaps=max(1, min(self.max_gaps, max_gaps)),
             max_runs=self._config.max_runs,
             compute_from=_logprob_start(req),
             cost=self.cost,
-            num_to_fetch=None if self.host is None else resolver.num_on_host,
+            num_to_fetch=None if self._host is None else resolver.num_on_host,
             num_before=num_before,
-            missing=None if self.windows is None else resolver.missing,
-            steps=self.steps,
-            pinned_len=self._pins.pinned_len if req.pic.options.skills is Skills.NEAR else None,
+            missing=None if self._windows is None else resolver.missing,
+            steps=self._steps,
             whole=req.pic.whole,
         )
+        return self._features.shape(req.pic, options)
 
     def _plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> None:
         state: RequestState = req.pic
         plan = self._best_plan(req, resolver, tokens, start, options)
         state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
         # Before the locks change hands: an exception finds all of them with the resolver.
-        turns = [None for _ in plan.runs] if self.images is None else turns_of(plan.runs, tokens, self.images)
+        turns = self.media.turns(plan.runs, tokens)
         rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:
             turned = [each._replace(turn=turn) for each, turn in zip(rows, turns, strict=True)]
-            state.pending = PendingSplice(plan, turned, locks)
+            state.pending = PendingSplice(plan, turned, locks, self._host)
 
     def _best_plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
         plans = [
@@ -199,13 +189,6 @@ def donor_namespaces(req: Req) -> list[Namespace]:
         return [own]
     base = own._replace(extra_key=without_lane(own.extra_key, state.lane) or state.namespace.extra_key)
     return [own] if base == own else [own, base]
-
-
-def turns_of(runs: Sequence[Run], tokens: Tokens, images: Images) -> list[int]:
-    """By how many positions the keys of each run turn."""
-    end = max((run.donor_start for run in runs), default=0)
-    here, there = images.lags(tokens), {path: images.lags(path.tokens(end)) for path in {run.donor for run in runs}}
-    return [run.shift - here.at(run.target_start) + there[run.donor].at(run.donor_start) for run in runs]
 
 
 def _logprob_start(req: Req) -> int | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.seams import Req, Tree
-from sglang_pic.adapter.serve.media import plain_ids, tokens_of
+from sglang_pic.adapter.seams import Req
+from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.planning import tree_namespace
 from sglang_pic.adapter.serve.state import RequestState, is_apart
-from sglang_pic.adapter.serve.telling import Telling
 from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, rows_from_store, rows_of_request
 
 
@@ -20,11 +18,10 @@ class Publication:
     Args:
         index: what is filled.
         delimiters: ids of tokens that open or close a message, where text is cut anew.
-        telling: tells routers; None where nobody is told.
     """
 
-    def __init__(self, index: ContentIndex, delimiters: frozenset[int], telling: Telling | None = None) -> None:
-        self._index, self._delimiters, self.telling = index, delimiters, telling
+    def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
+        self.index, self._delimiters = index, delimiters
 
     def publish(
         self, req: Req, path_len: int, *, adopted_from: int, adopted_again: Sequence[tuple[int, int]] = ()
@@ -52,31 +49,31 @@ class Publication:
             adopted_again=adopted_again,
         )
         if rows is not None:
-            tokens = tokens_of(req, path_len + self._index.names.lookahead)
-            self._index.note(tree_namespace(req), tokens, rows, self._delimiters)
+            tokens = tokens_of(req, path_len + self.index.names.lookahead)
+            self.index.note(tree_namespace(req), tokens, rows, self._delimiters)
 
     def publish_loaded(self, namespace: Namespace, tokens: Tokens, start: int, exact_end: int) -> None:
         """Note the rows of a path that came from a store, from `start` on; up to `exact_end` they are exact."""
-        rows = rows_from_store(start, len(tokens), exact_end, self._index.config.max_generation)
-        self._index.note(namespace, tokens, rows, self._delimiters)
+        rows = rows_from_store(start, len(tokens), exact_end, self.index.config.max_generation)
+        self.index.note(namespace, tokens, rows, self._delimiters)
 
     def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:
         """Whether the rows of a path have no more changed fields behind them than donors may have."""
-        return self._index.generation(namespace, tokens) <= self._index.config.max_generation
+        return self.index.generation(namespace, tokens) <= self.index.config.max_generation
 
     def unknown(self, namespace: Namespace, tokens: Tokens, start: int, least: int) -> list[Span]:
         """As `ContentIndex.unknown`."""
-        return self._index.unknown(namespace, tokens, start, least)
+        return self.index.unknown(namespace, tokens, start, least)
 
     def exactness(self, namespace: Namespace, tokens: Tokens) -> Exactness:
         """As `ContentIndex.exactness`."""
-        return self._index.exactness(namespace, tokens)
+        return self.index.exactness(namespace, tokens)
 
     def prefix_of(self, req: Req) -> Exactness:
         """What is known of the rows that a request's row begins with, `req.prefix_len` of them."""
         if not req.prefix_len or is_apart(req):
             return Exactness(exact_len=req.prefix_len)
-        return self._index.exactness(tree_namespace(req), tokens_of(req, req.prefix_len))
+        return self.index.exactness(tree_namespace(req), tokens_of(req, req.prefix_len))
 
     def settle(self) -> None:
         """Publish what was noted.
@@ -84,25 +81,13 @@ class Publication:
         Raises:
             Exception: a publication failed.
         """
-        self._index.settle()
-
-    def tell(self, tree: Tree, to_ids: Callable[[Tokens], array[int]] = plain_ids) -> None:
-        """Have routers told what is new, and what the tree evicted; `to_ids` makes SGLang's ids of a path's tokens.
-
-        Raises:
-            Exception: the tree could not be asked, or a publication failed.
-        """
-        if self.telling is not None:
-            self.telling.forget_evicted(self._index, tree, to_ids)
-            self.telling.hand_over(self._index)
+        self.index.settle()
 
     @property
     def is_whole(self) -> bool:
         """Whether every change of the index was carried out."""
-        return self._index.is_whole
+        return self.index.is_whole
 
     def flush(self) -> None:
         """The tree was emptied: there are no donors."""
-        self._index.flush()
-        if self.telling is not None:
-            self.telling.flush()
+        self.index.flush()

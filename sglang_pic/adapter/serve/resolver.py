@@ -5,7 +5,6 @@ The match refreshes the path's age. A lock holds the rows until they have been c
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,11 +16,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
-from sglang_pic.adapter.serve.host_tier import NOTHING, HostTier, OnDevice, OnHost
-from sglang_pic.adapter.serve.media import plain_ids
-from sglang_pic.adapter.serve.state import Rows
-from sglang_pic.adapter.serve.windows import WindowRowsInTree
-from sglang_pic.core import Path, RowNames, Span, Tokens, intersect_spans
+from sglang_pic.adapter.serve.media import TextOnly
+from sglang_pic.adapter.serve.rows import NOTHING, HostRows, OnDevice, OnHost, Rows, WindowRows
+from sglang_pic.core import Path, RowNames, Span, intersect_spans
 
 
 class _Resident(NamedTuple):
@@ -54,12 +51,13 @@ class TreeResolver:
         self,
         tree: Tree,
         names: RowNames,
-        host: HostTier | None = None,
-        windows: WindowRowsInTree | None = None,
+        host: HostRows | None = None,
+        windows: WindowRows | None = None,
         *,
-        to_ids: Callable[[Tokens], array[int]] = plain_ids,
+        media: TextOnly | None = None,
     ) -> None:
-        self._tree, self._names, self._host, self._windows, self._to_ids = tree, names, host, windows, to_ids
+        self._tree, self._names, self._host, self._windows = tree, names, host, windows
+        self._media = media or TextOnly()
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -82,7 +80,7 @@ class TreeResolver:
         tokens = path.tokens(min(wanted, len(path)) if known is None else None)
         namespace = path.namespace
         assert isinstance(namespace, Namespace), "publication.py names namespaces"
-        key = RadixKey(self._to_ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
+        key = RadixKey(self._media.ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len].to(torch.int64)
         on_host = NOTHING if self._host is None else self._host.find(result)

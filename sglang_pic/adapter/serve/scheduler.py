@@ -4,8 +4,6 @@ weights."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,13 +12,12 @@ from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key, unmarked
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
-from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.adapter.serve.state import RequestState, is_apart, keep_apart
-from sglang_pic.adapter.serve.store import StoreTier
+from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.core import ReusePolicy, has_bolder_preset
 from sglang_pic.errors import ConfigError
 
@@ -38,7 +35,7 @@ def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         try:
-            receive(req, tree.auditor, policy, modes, restarts=tree.faults.num_restarts)
+            receive(req, tree.features, policy, modes, restarts=tree.faults.num_restarts)
         except Exception as error:
             serve_apart(req)
             tree.recover([req], Fallback.FAULT_OPTIONS, error)
@@ -55,64 +52,12 @@ def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
     install_details()
 
 
-def install_adapters(tree: PicRadixCache) -> None:
-    """Register the hook of a server with LoRA adapters, whose pins in `tree` do not outlive them."""
-
-    def after_unload(result: Any, _: object, recv_req: Any) -> None:
-        if result.success:
-            tree.unload_adapter(recv_req.lora_id)
-
-    hook(__name__, "Scheduler.unload_lora_adapter", after_unload)
-
-
-def install_store(tree: PicRadixCache, store: StoreTier) -> None:
-    """Register the hooks of a server with HiCache, whose threads write to a store and read from it."""
-
-    def after_prefetch(_: None, _scheduler: object, req: Req, *args: object, **kwargs: object) -> None:
-        tree.look_up(req)
-
-    # NOTE: what follows runs on SGLang's threads.
-    def around_backup(original: Callable[..., None], controller: Any, operation: Any) -> None:
-        write = None if controller.backup_skip else store.take_write(operation)
-        if write is None and not controller.backup_skip:
-            return
-        pages = operation.hash_value
-        try:
-            operation.hash_value = pages if write is None else store.keys_to_write(operation, write)
-            original(controller, operation)
-        finally:
-            operation.hash_value = pages
-        if write is not None:
-            store.backed_up(operation, write)
-
-    def around_query(original: Callable[..., Any], controller: Any, operation: Any) -> tuple[list[str], int]:
-        pages, _ = original(controller, operation)
-        pages = store.extend_hit(operation, pages, controller.storage_backend)
-        return pages, len(pages) * controller.page_size
-
-    def around_agreement(original: Callable[..., int], controller: object, operation: Any, num_tokens: int) -> int:
-        store.agree(operation, partial(original, controller, operation))
-        return original(controller, operation, num_tokens)
-
-    def around_transfer(
-        original: Callable[..., int], controller: object, operation: Any, pages: Any, slots: Any, *args: object
-    ) -> int:
-        num_pages = original(controller, operation, store.keys_to_read(operation, pages), slots, *args)
-        return store.check(operation, pages, slots, num_pages)
-
-    hook(__name__, "Scheduler._prefetch_kvcache", after_prefetch)
-    hook(__name__, "HybridCacheController._page_backup", around_backup)
-    hook(__name__, "HybridCacheController._storage_hit_query", around_query)
-    hook(__name__, "HybridCacheController._sync_prefetch_hit_query", around_agreement)
-    hook(__name__, "HiCacheController._page_transfer_kv_batch", around_transfer)
-
-
 def install_details() -> None:
     """Register the hook that shows chunk hits in responses."""
     hook(__name__, "SchedulerOutputStreamer.get_cached_tokens_details", _details)
 
 
-def receive(req: Req, auditor: Auditor, policy: ReusePolicy, modes: Modes, *, restarts: int = 0) -> None:
+def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, restarts: int = 0) -> None:
     """Give a new request its state, and the key under which its rows are in the tree.
 
     `policy` and `modes` are the server's, for what the request does not say; `restarts` is as `tree_key` has it. Where
@@ -131,11 +76,10 @@ def receive(req: Req, auditor: Auditor, policy: ReusePolicy, modes: Modes, *, re
     namespace = Namespace(extra_key, req.cache_salt, req.lora_id)
     state = req.pic = RequestState(options, namespace=namespace, restarts=restarts)
     if options.mode is Mode.AUTO:
-        state.generation = auditor.generation(state.namespace)
+        for feature in features:
+            feature.on_received(state)
         if not modes.is_on:
             state.diverted = Fallback.SWITCHED
-        elif not auditor.is_on(state.namespace):
-            state.diverted = Fallback.AUDIT
     state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
     state.is_stricter = has_bolder_preset(policy, options.policy(policy))
     req.extra_key = tree_key(

@@ -16,9 +16,9 @@ import torch
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.host_tier import OnDevice
 from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
+from sglang_pic.adapter.serve.rows import HostRows, OnDevice, Rows
 from sglang_pic.core import DropReason, Exactness, Plan, Run, Span, Tokens, common_len
 
 
@@ -34,22 +34,6 @@ class Counted(NamedTuple):
     """Of those, brought there from a store for this request."""
 
 
-class Rows(NamedTuple):
-    """Where the rows of a run, or of any span of a path, are."""
-
-    slots: torch.Tensor
-    """Of the first tokens, on the pool's device, int64."""
-    on_device: OnDevice | None = None
-    """Where `slots` are in the tree; None where they are of nobody's path."""
-    host_slots: torch.Tensor | None = None
-    """The host's slots of the rest, int64, in host memory."""
-    window_slots: torch.Tensor | None = None
-    """Of the same tokens as `slots`, read while the donor was locked, where windows have a pool of their own. Nothing
-    is on the host then."""
-    turn: int | None = None
-    """By how many positions the keys turn; None where that is the run's shift. Nothing is on the host otherwise."""
-
-
 @dataclass(slots=True)
 class PendingSplice:
     """A plan on its way to the forward pass, with its donors' slots."""
@@ -60,6 +44,8 @@ class PendingSplice:
     locks: ExitStack = field(default_factory=ExitStack)
     """Keeps the donors' rows in the tree. Whoever holds the splice closes it, once the rows have been copied or are not
     needed any more."""
+    host: HostRows | None = None
+    """Has the rows that are in host memory, on servers with HiCache."""
 
     @property
     def donors(self) -> list[OnDevice]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.feature import Features
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +19,6 @@ INTERVAL_S: Final = 60.0
 @dataclass(slots=True)
 class _Sums:
     began_at: float
-    num_audited: int
-    """Of all time, when this began."""
     num_requests: int = 0
     prefix: int = 0
     spliced: int = 0
@@ -32,12 +30,12 @@ class TrafficLog:
     """Sums admitted requests, and logs the sums with the first request after a minute.
 
     Args:
-        auditor: knows what audits found.
+        features: have a part of the line each.
         clock: in seconds.
     """
 
-    def __init__(self, auditor: Auditor, clock: Callable[[], float] = time.monotonic) -> None:
-        self._auditor, self._clock = auditor, clock
+    def __init__(self, features: Features, clock: Callable[[], float] = time.monotonic) -> None:
+        self._features, self._clock = features, clock
         self._sums: _Sums | None = None
 
     def note(self, *, is_new: bool, prefix: int, spliced: int, computed: int, saved_us: float) -> None:
@@ -55,8 +53,7 @@ class TrafficLog:
             self._log(self._sums, now)
             self._sums = None
         if self._sums is None:
-            drift = self._auditor.drift()
-            self._sums = _Sums(now, 0 if drift is None else drift.num_audited)
+            self._sums = _Sums(now)
         sums = self._sums
         sums.num_requests += is_new
         sums.prefix += prefix
@@ -66,13 +63,6 @@ class TrafficLog:
 
     def _log(self, sums: _Sums, now: float) -> None:
         total = max(1, sums.prefix + sums.spliced + sums.computed)
-        drift = self._auditor.drift()
-        audits = "audits are off"
-        if drift is not None:
-            audits = (
-                f"{drift.num_audited - sums.num_audited} audits, worst mean KL {drift.kl:.4f} of at most "
-                f"{drift.limit:.4g} nats"
-            )
         logger.info(
             "sglang_pic: %.0f s: %d requests, %d prompt tokens: %.1f %% prefix hits, %.1f %% spliced, %.1f %% "
             "computed; about %.2f s of prefill saved; %s",
@@ -83,5 +73,5 @@ class TrafficLog:
             100 * sums.spliced / total,
             100 * sums.computed / total,
             sums.saved_us / 1e6,
-            audits,
+            self._features.summary() or "audits are off",
         )

@@ -21,7 +21,8 @@ from sglang_pic.adapter.probe.slots import borrow_slots, longest_borrowed, map_w
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
+from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import CostModel, Path, Plan, Run
 from sglang_pic.core.costs import FEW_TOKENS, SEQUENCES, GapTimings, Timing, learn_costs
 from sglang_pic.runtime.splice import Splicer

@@ -22,7 +22,8 @@ from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
+from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Path, Plan, Run
 from sglang_pic.runtime.checks.gap_rows import GapErrors, GapRows, judge_gaps, measure_gaps, read_rows
 from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows

@@ -22,7 +22,8 @@ from sglang_pic.adapter.probe.slots import PoolTooSmallError, borrow_slots
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice, Rows
+from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
 from sglang_pic.adapter.startup.tokenizer import Tokenizer
 from sglang_pic.config import PicConfig

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sglang_pic.adapter.audit.ledger import Window
+from sglang_pic.adapter.features.audit.ledger import Window
 from sglang_pic.adapter.metrics import Metric, MetricKind, descriptions
 from sglang_pic.core import Reason
 

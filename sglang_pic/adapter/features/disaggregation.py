@@ -23,7 +23,7 @@ from sglang_pic.adapter.hooks import apply_hooks, hook
 from sglang_pic.adapter.namespace import OFF_LANE
 from sglang_pic.adapter.seams import BuildContext, Req
 from sglang_pic.adapter.serve import scheduler
-from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.state import RequestState
@@ -55,11 +55,11 @@ def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
         policy: the server's reuse policy, as on the prefill server, so that lanes are the same.
         modes: how requests may be served, as on the prefill server.
     """
-    auditor = Auditor()
+    features = Features()
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         try:
-            scheduler.receive(req, auditor, policy, modes)
+            scheduler.receive(req, features, policy, modes)
         except Exception:
             logger.exception("sglang_pic: request %s is kept apart from spliced rows", req.rid)
             scheduler.serve_apart(req)

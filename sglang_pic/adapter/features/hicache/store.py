@@ -34,14 +34,16 @@ import numpy as np
 import torch
 import xxhash
 
+from sglang_pic.adapter.features.hicache.host_tier import BackedPath
+from sglang_pic.adapter.features.hicache.store_objects import objects_of
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.namespace import Namespace, is_shared, is_strict
 from sglang_pic.adapter.seams import Req, Tree
-from sglang_pic.adapter.serve.host_tier import BackedPath
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.planning import Planning, donor_namespaces
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.adapter.serve.store_objects import objects_of
 from sglang_pic.core import LEAST_UNKNOWN, Directory, Found, Objects, Sums, Tokens, as_tokens
 
 logger = logging.getLogger(__name__)
@@ -127,7 +129,7 @@ class _Prefetch:
     """Tokens before the first of these, from `start` on; the least over the ranks, once they have agreed."""
 
 
-class StoreTier:
+class StoreTier(Feature):
     """The store's side of a tree with HiCache.
 
     Args:
@@ -138,6 +140,8 @@ class StoreTier:
         series: exports `METRICS`.
         policy: the server's reuse policy; rows that were spliced under another one are not found.
     """
+
+    fault = Fallback.FAULT_STORE
 
     def __init__(
         self,
@@ -230,8 +234,7 @@ class StoreTier:
         for handle in [handle for handle in self._loads if not self._tree.has_ongoing_prefetch(handle)]:
             self._finish(handle, self._loads.pop(handle))
 
-    def flush(self) -> None:
-        """The tree was emptied."""
+    def on_flush(self) -> None:
         for lookup in self._looking:
             lookup.found.cancel()
         for pending in (self._looking, self._loading, self._loads, self._writes, self._prefetches):
@@ -345,8 +348,8 @@ class StoreTier:
                 logger.info("sglang_pic: %s: rows are stored there, but moved text of other servers is not found", kind)
         return self._directory
 
-    def forget_weights(self) -> None:
-        """The weights changed: the directory of others is no longer ours."""
+    def on_weights(self, tree: PicTree) -> None:
+        """The directory of others is no longer ours."""
         self._backend = self._directory = None
 
     def announce(self, path: BackedPath, exact_end: int) -> bool:

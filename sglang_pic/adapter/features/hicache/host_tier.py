@@ -22,25 +22,10 @@ import torch
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Feature
+from sglang_pic.adapter.serve.rows import NOTHING, OnDevice, OnHost
 from sglang_pic.core import Tokens, as_tokens
-
-
-class OnHost(NamedTuple):
-    """What follows the device's part of a path: host slots in int64, in host memory, and the tree's nodes."""
-
-    slots: torch.Tensor
-    nodes: list[int]
-
-
-NOTHING = OnHost(torch.empty(0, dtype=torch.int64), [])
-
-
-class OnDevice(NamedTuple):
-    """Rows `[start, end)` of the path to a node of the tree, which the device has or is being given."""
-
-    node: Any
-    start: int
-    end: int
 
 
 class BackedPath(NamedTuple):
@@ -55,13 +40,15 @@ class BackedPath(NamedTuple):
     """SGLang's hash of each page and all before it."""
 
 
-class HostTier:
-    """The host's side of a tree with HiCache.
+class HostTier(Feature):
+    """The host's side of a tree with HiCache; it is the `HostRows` of its server.
 
     Args:
         tree: SGLang's tree, whose controller is attached.
         token_bytes: what a token's rows take, for SGLang's metrics of loads.
     """
+
+    fault = Fallback.FAULT_STORE
 
     def __init__(self, tree: Tree, token_bytes: int) -> None:
         self._tree, self._token_bytes = tree, token_bytes
@@ -152,8 +139,7 @@ class HostTier:
         """Passes that hold rows of the host."""
         return len(self._held)
 
-    def flush(self) -> None:
-        """The tree was emptied: its locks are void."""
+    def on_flush(self) -> None:
         for _, locks in self._held:
             locks.pop_all()
         self._held.clear()

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_pic.adapter import server_info
-from sglang_pic.adapter.audit.audit import Audit
-from sglang_pic.adapter.audit.report import RESUME_KEY
+from sglang_pic.adapter.features.audit.audit import Audit
+from sglang_pic.adapter.features.audit.report import RESUME_KEY
 from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch, Scheduler
 

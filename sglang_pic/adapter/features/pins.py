@@ -12,20 +12,24 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Hashable
 from contextlib import ExitStack
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.media import tokens_of
+from sglang_pic.adapter.serve.options import Skills
+from sglang_pic.adapter.serve.rows import WindowRows
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.adapter.serve.windows import WindowRowsInTree
-from sglang_pic.core import ContentIndex, Path, Reason, Tokens, common_len
+from sglang_pic.core import ContentIndex, Path, PlanOptions, Reason, Tokens, common_len
 
 
 class PinEnd(Reason):
@@ -103,41 +107,71 @@ class _Pin(NamedTuple):
         return PIN_BYTES + len(self.data)
 
 
-class Pins:
+class Pins(Feature):
     """The pins of one scheduler rank.
 
     Args:
         index: keeps the donors of pinned prompts.
         max_tokens: KV slots that all pins together may hold.
         series: exports `METRICS`.
+        windows: has the rows of layers with sliding windows, where these have a pool of their own.
     """
 
-    def __init__(self, index: ContentIndex, max_tokens: int, series: Series) -> None:
-        self._index, self._max_tokens, self._series = index, max_tokens, series
+    fault = Fallback.FAULT_PINS
+
+    def __init__(self, index: ContentIndex, max_tokens: int, series: Series, windows: WindowRows | None = None) -> None:
+        self._index, self._max_tokens, self._series, self._windows = index, max_tokens, series, windows
         # Oldest first, by the namespace as the client named it; shrinks when pins end.
         self._pins: dict[tuple[Namespace, str], _Pin] = {}
         self._prompts: defaultdict[Hashable, _SortedPrompts] = defaultdict(_SortedPrompts)
         self.num_tokens = 0
         """KV slots that pins hold."""
         self._num_bytes = 0
-        self.windows: WindowRowsInTree | None = None
-        """Set once there is a tree, where windows have a pool of their own."""
 
-    def settle(self, req: Req, tree: Tree, refused: PinEnd | None) -> None:
-        """Carry out the pin options of a request that ended well: drop a pin, pin its own prompt.
+    def install(self, tree: PicTree) -> None:
+        """Register the hook of a server with LoRA adapters, whose pins do not outlive them."""
 
-        Args:
-            req: the request; its rows are in the tree.
-            tree: where they are.
-            refused: why its rows must not be pinned, or `None`.
-        """
+        def after_unload(result: Any, _: object, recv_req: Any) -> None:
+            if result.success:
+                with tree.guarded(self.fault):
+                    self.unload(recv_req.lora_id, tree)
+
+        hook(__name__, "Scheduler.unload_lora_adapter", after_unload)
+
+    def shape(self, state: RequestState, options: PlanOptions) -> PlanOptions:
+        if state.options.skills is not Skills.NEAR:
+            return options
+        return msgspec.structs.replace(options, pinned_len=self.pinned_len)
+
+    def on_released(self, req: Req, tree: PicTree) -> None:
+        """Carry out the pin options of the request: drop a pin, pin its own prompt."""
         state: RequestState = req.pic
         options = state.options
+        if not options.names_pins:
+            return
         if options.unpin is not None:
             self._end((state.namespace, options.unpin), tree, PinEnd.DROPPED)
         if options.pin is not None:
+            refused = PinEnd.WEIGHTS if tree.is_outdated(req) else None
+            if refused is None and tree.planning.refusal(req) is not None:
+                refused = PinEnd.REFUSED
             self._hold((state.namespace, options.pin), req, tree, refused)
         self._show()
+
+    def make_room(self, tree: PicTree) -> bool:
+        return self.give_back_oldest(tree, PinEnd.MEMORY)
+
+    def on_weights(self, tree: PicTree) -> None:
+        self._give_back_all(PinEnd.WEIGHTS)
+
+    def on_index_lost(self) -> None:
+        self._give_back_all(PinEnd.FAULT)
+
+    def on_flush(self) -> None:
+        self._clear(PinEnd.FLUSHED)
+
+    def reports(self) -> dict[str, msgspec.Struct]:
+        return {"pins": self.report()}
 
     def give_back_oldest(self, tree: Tree, reason: PinEnd) -> bool:
         """Give back the oldest pin, if there is one; its rows can be evicted then."""
@@ -154,15 +188,11 @@ class Pins:
             self._end(key, tree, PinEnd.UNLOADED)
         self._show()
 
-    def abandon(self) -> None:
+    def _give_back_all(self, reason: PinEnd) -> None:
         """Give back every pin, whatever state an exception left them in; the index was flushed before."""
         for pin in self._pins.values():
             pin.locks.close()
-        self._clear(PinEnd.FAULT)
-
-    def flush(self) -> None:
-        """Forget every pin: the tree was emptied, and its locks went with it."""
-        self._clear(PinEnd.FLUSHED)
+        self._clear(reason)
 
     def _clear(self, reason: PinEnd) -> None:
         count = len(self._pins)
@@ -209,8 +239,8 @@ class Pins:
         self._pins[key] = pin
         if older is not None:
             self._release(older, tree, PinEnd.REPLACED)
-        if self.windows is not None:
-            self.windows.lock(found.last_device_node, 0, length, locks)
+        if self._windows is not None:
+            self._windows.lock(found.last_device_node, 0, length, locks)
         self._index.pin(space, tokens)
         self.num_tokens += self._prompts[space].add(pin.data, tree.page_size)
         self._num_bytes += pin.num_bytes

@@ -5,18 +5,21 @@ Every rank looks after its index alike; the first of those that serve the same r
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Final
 
+import msgspec
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.namespace import Namespace, told_key
 from sglang_pic.adapter.seams import Tree
-from sglang_pic.config import ContentEvents
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Feature, PicTree
+from sglang_pic.adapter.serve.media import TextOnly
+from sglang_pic.config import ContentEvents as ContentEventsConfig
 from sglang_pic.core import ContentIndex, Tokens
-from sglang_pic.route.publisher import Publisher, PublisherReport, all_donors
+from sglang_pic.route.publisher import Publisher, all_donors
 from sglang_pic.route.told import Change
 from sglang_pic.route.wire import Cutting, namespace_bytes, read_salt
 
@@ -32,16 +35,19 @@ METRICS: Final = (MESSAGES, BYTES)
 _MAX_CHECKS: Final = 4
 
 
-class Telling:
-    """What a rank notes of its donors for routers.
+class ContentEvents(Feature):
+    """Notes the donors of a rank for routers.
 
     Args:
         publisher: gets the notes; None where another rank publishes.
+        media: makes SGLang's ids of a path's tokens.
     """
 
-    def __init__(self, publisher: Publisher | None) -> None:
-        self._publisher = publisher
-        # Emptied by `hand_over`.
+    fault = Fallback.FAULT_PUBLICATION
+
+    def __init__(self, publisher: Publisher | None, media: TextOnly | None = None) -> None:
+        self._publisher, self._media = publisher, media or TextOnly()
+        # Emptied by `_hand_over`.
         self._changes: list[Change] = []
 
     @property
@@ -53,7 +59,26 @@ class Telling:
         """A chunk has a donor more or less, as `ContentIndex` tells it."""
         self._changes.append((namespace, name, change))
 
-    def forget_evicted(self, index: ContentIndex, tree: Tree, to_ids: Callable[[Tokens], array[int]]) -> None:
+    def on_settled(self, tree: PicTree) -> None:
+        index: ContentIndex = tree.publication.index
+        self._forget_evicted(index, tree)
+        self._hand_over(index)
+
+    def on_weights(self, tree: PicTree) -> None:
+        self.on_flush()
+
+    def on_index_lost(self) -> None:
+        self.on_flush()
+
+    def on_flush(self) -> None:
+        self._changes = []
+        if self._publisher is not None:
+            self._publisher.put([], is_all=True)
+
+    def reports(self) -> dict[str, msgspec.Struct]:
+        return {} if self._publisher is None else {"content_events": self._publisher.report()}
+
+    def _forget_evicted(self, index: ContentIndex, tree: Tree) -> None:
         """Forget paths that the tree evicted, instead of waiting for a plan to find out.
 
         As long as the index has more tokens than the tree, some of its paths are gone, and those that were not used for
@@ -64,7 +89,7 @@ class Telling:
 
         def resident_len(namespace: Hashable, tokens: Tokens) -> int:
             assert isinstance(namespace, Namespace), "publication.py names namespaces"
-            key = RadixKey(to_ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
+            key = RadixKey(self._media.ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
             return _resident_len(index, tree, key, len(tokens))
 
         for _ in range(_MAX_CHECKS):
@@ -72,7 +97,7 @@ class Telling:
             if index.num_tokens <= num_rows or not index.recheck_oldest(resident_len):
                 return
 
-    def hand_over(self, index: ContentIndex) -> None:
+    def _hand_over(self, index: ContentIndex) -> None:
         """Publish what was noted; the thread that does it never makes this one wait."""
         if self._publisher is None:
             return
@@ -82,37 +107,28 @@ class Telling:
             self._publisher.put(self._changes)
         self._changes = []
 
-    def flush(self) -> None:
-        """The index was emptied."""
-        self._changes = []
-        if self._publisher is not None:
-            self._publisher.put([], is_all=True)
-
-    def report(self) -> PublisherReport:
-        """What was published; only where this rank publishes."""
-        assert self._publisher is not None
-        return self._publisher.report()
-
     def _publish_all(self, index: ContentIndex) -> None:
         assert self._publisher is not None
         self._publisher.put(all_donors(index.donor_names()), is_all=True)
 
 
-def make_telling(settings: ContentEvents, cutting: Cutting, *, publishes: bool, series: Series) -> Telling:
+def make_content_events(
+    settings: ContentEventsConfig, cutting: Cutting, *, publishes: bool, series: Series, media: TextOnly
+) -> ContentEvents:
     """What a rank of a server with content events has.
 
     Raises:
         ConfigError: the secret cannot be read, or the port is taken.
     """
     if not publishes:
-        return Telling(None)
+        return ContentEvents(None, media)
 
     def count(size: int) -> None:
         series.add(MESSAGES)
         series.add(BYTES, size)
 
     salt = read_salt(settings.salt_file)
-    return Telling(Publisher(settings.endpoint, salt, cutting, _told_namespace, count))
+    return ContentEvents(Publisher(settings.endpoint, salt, cutting, _told_namespace, count), media)
 
 
 def _told_namespace(namespace: Hashable) -> bytes | None:

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
-from sglang_pic.adapter.audit import metrics
-from sglang_pic.adapter.audit.ledger import AuditLedger, Window
-from sglang_pic.adapter.audit.metrics import AuditSkip
-from sglang_pic.adapter.audit.queue import Drawn, FullQueue
-from sglang_pic.adapter.audit.report import (
+from sglang_pic.adapter.features.audit import metrics
+from sglang_pic.adapter.features.audit.ledger import AuditLedger, Window
+from sglang_pic.adapter.features.audit.metrics import AuditSkip
+from sglang_pic.adapter.features.audit.queue import Drawn, FullQueue
+from sglang_pic.adapter.features.audit.report import (
     AuditReport,
     WindowReport,
     log_resumption,
@@ -34,8 +35,8 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import is_too_long
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.seams import ModelRunner, Req, Scheduler, TpGroup
-from sglang_pic.adapter.serve.auditor import Auditor, Drift
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 
@@ -61,13 +62,11 @@ class _Tally:
         return self.sum_kl / max(1, self.num_audited)
 
 
-class Audit(Auditor):
+class Audit(Feature):
     """The audit of one scheduler rank, where `audit_rate` is above 0.
 
-    `Auditor` describes the methods that it overrides.
-
-    Four methods give up state, each more than the one before: `release_slots` the slots of an unfinished computation,
-    `abandon` also the waiting requests, `renew` also the windows, `flush` also the generations.
+    Four methods give up state, each more than the one before: `make_room` the slots of an unfinished computation,
+    `abandon` also the waiting requests, `renew` also the windows, `on_flush` also the generations.
 
     Args:
         runner: SGLang's model runner, from whose pool the full computation borrows slots.
@@ -76,6 +75,8 @@ class Audit(Auditor):
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
         sends_rows: whether rows go to decode servers, which may keep spliced rows of a namespace that is off.
     """
+
+    fault = Fallback.FAULT_AUDIT
 
     def __init__(
         self,
@@ -100,22 +101,27 @@ class Audit(Auditor):
         self._chance = random.Random(_SEED)
         self._tallies = {window: _Tally() for window in Window}
         series.set(metrics.LIMIT, config.audit_kl_limit)
-        self._num_skipped = 0
+        self._num_skipped = self._num_summed = 0
         self._has_warned = False
         self._num_rounds = 0
 
     def is_on(self, namespace: Namespace) -> bool:
+        """Whether requests of the namespace may be spliced."""
         return self._ledger.is_on(namespace)
 
     def generation(self, namespace: Namespace) -> int:
+        """How often the namespace was switched off, and on again."""
         return self._ledger.generation(namespace)
 
-    def serves(self, state: RequestState) -> bool:
-        # NOTE: the rows of a diverted request are kept with those of requests that opted out. Its generation does not
-        # tell, because a flush starts generations anew.
-        return state.diverted is None and self._is_present(state.namespace, state.generation)
+    def on_received(self, state: RequestState) -> None:
+        state.generation = self.generation(state.namespace)
+        if not self.is_on(state.namespace):
+            state.diverted = Fallback.AUDIT
 
-    def draw(self, req: Req) -> None:
+    def diverts(self, state: RequestState) -> Fallback | None:
+        return None if self._is_present(state.namespace, state.generation) else Fallback.AUDIT
+
+    def on_admitted(self, req: Req) -> None:
         """Decide whether a request on spliced rows is audited, when the pass of its last prompt token is admitted."""
         with self._guarded():
             self._draw(req)
@@ -153,7 +159,9 @@ class Audit(Auditor):
             self._skip(AuditSkip.TOO_LONG)
         elif len(self._queue) >= _MAX_PENDING:
             self._skip(AuditSkip.QUEUE_FULL)
-        elif self.serves(state):
+        # NOTE: the rows of a diverted request are kept with those of requests that opted out. Its generation does not
+        # say so, because a flush starts generations anew.
+        elif state.diverted is None and self._is_present(state.namespace, state.generation):
             tokens = np.array(req.origin_input_ids, dtype=np.int64)
             window = _window_of(state)
             self._queue.add(Drawn(state.namespace, state.generation, window, tokens, logits.clone(), req.lora_id))
@@ -198,8 +206,8 @@ class Audit(Auditor):
         self._settle()
         self._series.add(metrics.TOKENS, self._queue.step(scheduler))
 
-    def release_slots(self) -> int:
-        return self._queue.release_slots()
+    def make_room(self, tree: PicTree) -> bool:
+        return self._queue.release_slots() > 0
 
     def abandon(self) -> None:
         """Drop the waiting audits and wait for the running step, because rows or weights are about to change."""
@@ -211,8 +219,7 @@ class Audit(Auditor):
         self._ledger.renew()
         self._show_windows()
 
-    def flush(self) -> None:
-        """Begin windows and generations anew, because the tree was emptied."""
+    def on_flush(self) -> None:
         self.abandon()
         self._ledger.flush()
         self._show_windows()
@@ -225,9 +232,14 @@ class Audit(Auditor):
         self._show_windows()
         return bool(ended) or number == 0
 
-    def drift(self) -> Drift:
+    def summary(self) -> str:
         num_audited = sum(tally.num_audited for tally in self._tallies.values())
-        return Drift(num_audited, max(map(self._ledger.worst, Window)), self._config.audit_kl_limit)
+        num_new, self._num_summed = num_audited - self._num_summed, num_audited
+        worst = max(map(self._ledger.worst, Window))
+        return f"{num_new} audits, worst mean KL {worst:.4f} of at most {self._config.audit_kl_limit:.4g} nats"
+
+    def reports(self) -> dict[str, msgspec.Struct]:
+        return {"audit": self.report()}
 
     def report(self) -> AuditReport:
         """What `/server_info` shows."""

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang_pic.adapter.audit.ledger import Window
-from sglang_pic.adapter.audit.metrics import AuditSkip
+from sglang_pic.adapter.features.audit.ledger import Window
+from sglang_pic.adapter.features.audit.metrics import AuditSkip
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.copies import to_host
 from sglang_pic.adapter.probe.prompt_pass import PromptPass, has_adapter, take_slots

@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from sglang_pic.adapter.audit.ledger import Suspension, Undecided, Window
+from sglang_pic.adapter.features.audit.ledger import Suspension, Undecided, Window
 from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)

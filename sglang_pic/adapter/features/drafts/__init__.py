@@ -1,0 +1,1 @@
+"""The draft models of speculative decoding."""

@@ -1,0 +1,235 @@
+"""`PicRadixCache`: SGLang's radix tree, which tells the rest of this package what happens to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.mem_cache import base_prefix_cache as base
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sglang_pic.adapter.seams import Req
+from sglang_pic.adapter.serve.accounting import Accounting
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.state import is_apart, keep_apart
+
+
+class PicRadixCache(UnifiedRadixCache):
+    """SGLang's unified radix cache with a chunk index beside it.
+
+    SGLang hands the tree to admission, so what admission needs hangs here: planning, accounting, features.
+    """
+
+    planning: Planning
+    accounting: Accounting
+    publication: Publication
+    faults: Faults
+    features: Features
+
+    def __init__(self, params: Any) -> None:
+        self.num_weights = 0
+        """How often the weights changed."""
+        self._inserted: list[tuple[base.InsertResult, int]] | None = None
+        self._serves = False
+        super().__init__(params)
+
+    def serve_with(
+        self,
+        *,
+        planning: Planning,
+        accounting: Accounting,
+        publication: Publication,
+        faults: Faults | None = None,
+        features: Features | None = None,
+    ) -> None:
+        """What the tree serves with from here on; they know the tree, so it is there before them."""
+        self.planning, self.accounting, self.publication = planning, accounting, publication
+        self.faults, self.features = faults or Faults(), features or Features()
+        self._serves = True
+        self._forget()
+
+    def reset(self) -> None:
+        """Forget everything, as the tree does on a flush or a change of weights."""
+        super().reset()
+        if self._serves:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.publication.flush()
+        for feature in self.features:
+            feature.on_flush()
+        self.faults.flush()
+
+    def recover(
+        self,
+        reqs: Iterable[Req],
+        reason: Fallback,
+        error: Exception,
+        *,
+        is_admitted: bool = False,
+        in_pass: bool = False,
+    ) -> None:
+        """Note a fault, and have requests computed in full.
+
+        Args:
+            reqs: those whose reuse failed.
+            reason: what failed.
+            error: the exception.
+            is_admitted: a chunk of them was admitted, and no pass computed it yet.
+            in_pass: in the middle of a forward pass.
+
+        Raises:
+            Exception: `error` itself, where going on would not help or tensor-parallel ranks would differ.
+        """
+        for req in reqs:
+            req.pic.is_faulty = True
+            req.pic.drop_plan()
+            if is_admitted:
+                self.accounting.undo(req)
+        self.accounting.count_fallback(reason)
+        self.faults.note(reason, error, in_pass=in_pass)
+        is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self.publication.is_whole
+        if is_lost or self.faults.is_off:
+            # NOTE: the index may not know of rows in the tree whether they may be donors, and how many changed fields
+            # they have behind them. So later requests do not find those rows.
+            self.faults.num_restarts += 1
+            self.publication.flush()
+            for feature in self.features:
+                feature.on_index_lost()
+
+    @contextmanager
+    def guarded(self, reason: Fallback, reqs: Iterable[Req] = (), *, is_admitted: bool = False) -> Iterator[None]:
+        """Note an exception as a fault, as `recover` does, and go on."""
+        try:
+            yield
+        except Exception as error:
+            self.recover(reqs, reason, error, is_admitted=is_admitted)
+
+    def make_room(self) -> bool:
+        """Have a feature give slots back, or locks on rows, if one has any; they are evicted or free then."""
+        for feature in self.features:
+            try:
+                if feature.make_room(self):
+                    return True
+            except Exception as error:
+                self.recover((), feature.fault, error)
+                return True
+        return False
+
+    def change_weights(self) -> None:
+        """Forget donors: their rows are of other weights, even if SGLang keeps them as prefixes."""
+        self.num_weights += 1
+        self.publication.flush()
+        for feature in self.features:
+            with self.guarded(feature.fault):
+                feature.on_weights(self)
+
+    def match_prefix(self, params: base.MatchPrefixParams) -> base.MatchResult:
+        """Match as SGLang does; what waits when splicing is switched off is kept apart from spliced rows."""
+        req = params.req
+        if req is not None and not is_apart(req) and (reason := self.planning.diversion(req.pic)) is not None:
+            req.pic.diverted = reason
+            keep_apart(req)
+            params.key.extra_key = req.extra_key
+        result: base.MatchResult = super().match_prefix(params)
+        return result
+
+    def evictable_size(self) -> int:
+        """Slots that SGLang can have: the tree's, and those that features borrowed."""
+        return int(super().evictable_size()) + self.features.num_slots
+
+    def full_evictable_size(self) -> int:
+        """The same, where windows have a pool of their own."""
+        return int(super().full_evictable_size()) + self.features.num_slots
+
+    def swa_evictable_size(self) -> int:
+        """The same of the pool for windows."""
+        return int(super().swa_evictable_size()) + self.features.num_slots
+
+    def evict_for_alloc(self, params: base.EvictParams, **kwargs: Any) -> base.EvictResult:
+        """Evict as SGLang does; where that is not enough features give back what they have borrowed or locked."""
+        free, free_windows = self._free_slots()
+        wanted, wanted_windows = free + params.num_tokens, free_windows + params.swa_num_tokens
+
+        def lacking() -> base.EvictParams | None:
+            free, free_windows = self._free_slots()
+            lacks = max(0, wanted - free), max(0, wanted_windows - free_windows)
+            return base.EvictParams(num_tokens=lacks[0], swa_num_tokens=lacks[1]) if any(lacks) else None
+
+        result = super().evict_for_alloc(params, **kwargs)
+        while lacking() is not None:
+            before, _ = self._free_slots()
+            if not self.make_room():
+                break
+            result.num_tokens_evicted += self._free_slots()[0] - before
+            if (rest := lacking()) is not None:
+                result.num_tokens_evicted += super().evict_for_alloc(rest).num_tokens_evicted
+        return result
+
+    def _free_slots(self) -> tuple[int, int]:
+        """Of the pool, and of the one for windows if there is one."""
+        allocator = self.token_to_kv_pool_allocator
+        if not self.supports_swa():
+            return allocator.available_size(), 0
+        return allocator.full_available_size(), allocator.swa_available_size()
+
+    def insert(self, params: base.InsertParams) -> base.InsertResult:
+        """Insert as SGLang does, noting what the tree adopted for the publication that follows."""
+        params.track_adopted_ranges |= self.supports_swa()
+        result = super().insert(params)
+        if self._inserted is not None:
+            self._inserted.append((result, len(params.key)))
+        return result
+
+    def checkpoint_into_tree(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
+        """Hand the request's row to the tree, then note what it computed."""
+        self._inserted = []
+        try:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+            if self._inserted and not self.is_outdated(req) and self.planning.refusal(req) is None:
+                with self.guarded(Fallback.FAULT_PUBLICATION, [req]):
+                    result, path_len = self._inserted[0]
+                    again = adopted_again(result)
+                    self.publication.publish(req, path_len, adopted_from=result.prefix_len, adopted_again=again)
+        finally:
+            self._inserted = None
+
+    def flush_pending_backups(self) -> None:
+        """Publish what was noted: SGLang calls this after the answers of a batch have left."""
+        super().flush_pending_backups()
+        with self.guarded(Fallback.FAULT_PUBLICATION):
+            self.publication.settle()
+        for feature in self.features:
+            with self.guarded(feature.fault):
+                feature.on_settled(self)
+
+    def is_outdated(self, req: Req) -> bool:
+        """Whether the weights changed after a request was received: it neither donates nor pins."""
+        return bool(req.pic.num_weights != self.num_weights)
+
+    def on_release(self, req: Req, *, checkpointed: bool) -> None:
+        """Have features take note of a request that was served, and forget what its row held."""
+        super().on_release(req, checkpointed=checkpointed)
+        if checkpointed and not isinstance(req.finished_reason, FINISH_ABORT | None):
+            for feature in self.features:
+                with self.guarded(feature.fault, [req]):
+                    feature.on_released(req, self)
+        req.pic.release_row()
+
+
+def adopted_again(result: base.InsertResult) -> list[tuple[int, int]]:
+    """Of what an insertion found in the tree, the spans that have new rows on the device.
+
+    They were on the host only, or had lost their window rows. Of the latter the tree takes the new window rows, and all
+    others too unless somebody has locked those that it has.
+    """
+    adopted = result.adopted_ranges or {}
+    spans = adopted.get(ComponentType.SWA) or adopted.get(ComponentType.FULL, [])
+    return [(start, min(end, result.prefix_len)) for start, end in spans if start < result.prefix_len]
