@@ -233,7 +233,7 @@ def _time(host: _Host, name: str, prompts: list[Tokens]) -> HostTiming:
         case=name,
         tokens=len(prompts[-1]),
         num_runs=len(spans),
-        num_spliced=sum(end - start for start, end in spans),
+        num_spliced=sum(rows.end - rows.start for rows in spans),
         requests=len(times),
         steps={step: Step(p50_us=1e3 * ms(seconds)) for step, seconds in by_step.items()},
         total_p50_us=1e3 * ms(totals),

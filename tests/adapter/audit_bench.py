@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.features.audit.audit import Audit
+from sglang_pic.adapter.features.audit.audit import Audit, is_drawn
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.config import PicConfig
@@ -106,13 +106,13 @@ class Bench:
 
         Its logits are those of a full computation, if none are given.
         """
-        key, reused = Namespace(namespace), {"num_chunk_hit": 64, "matched_len": 0, **reused}
+        key, reused = Namespace(namespace), {"chunk_hit": 64, "matched_len": 0, **reused}
         state = request_state(namespace=key, generation=self.audit.generation(key), **reused)
         req = request(tokens, pic=state, lora_id=lora_id)
         self.audit.on_admitted(req)
-        if state.is_drawn:
+        if is_drawn(state):
             self.audit.keep(req, logits_of(tokens) if logits is None else logits)
-        return state.is_drawn
+        return is_drawn(state)
 
     def audit_one(self, logits: torch.Tensor | None = None, **request: Any) -> None:
         """A request on spliced rows comes by, and is audited."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +28,7 @@ from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.scheduler import receive
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import Counts, Epoch, LastPlan, PendingSplice, RequestState
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Run, as_tokens
@@ -71,7 +72,10 @@ def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: 
 
 
 def request_state(**fields: Any) -> RequestState:
-    """Ours of a request that asks for nothing."""
+    """Ours of a request that asks for nothing; fields of its parts are given by their own names."""
+    for name, part in (("counts", Counts), ("last_plan", LastPlan), ("epoch", Epoch)):
+        names = getattr(part, "_fields", None) or [each.name for each in dataclasses.fields(part)]
+        fields[name] = part(**{each: fields.pop(each) for each in names if each in fields})
     return RequestState(RequestOptions(), **fields)
 
 

@@ -170,7 +170,7 @@ class Rank:
         req.pic.prefix = self.publication.prefix_of(req)
         self._check_prefix(req, prefix.tolist())
         told: list[object] = [req.prefix_len, req.pic.prefix, missing, own is None]
-        told += [_told(made), _reasons(req.pic.dropped)]
+        told += [_told(made), _reasons(req.pic.last_plan.dropped)]
         self.counts["plans"] += 1
         if own is None:
             req.pic.release_row()

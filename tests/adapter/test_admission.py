@@ -52,7 +52,7 @@ class Cache:
         assert tree is self
         self.asked.append((prefix_len, max_gaps, num_before))
         req.pic.drop_plan()
-        req.pic.lost_plan = None
+        req.pic.last_plan.lost = None
         if req.plan is not None:
             locks = ExitStack()
             locks.callback(self.unlock)
@@ -73,7 +73,7 @@ class Cache:
         return Exactness(exact_len=req.prefix_len)
 
     def count_admitted(self, req: Any, plan: Plan | None, _: object, *, first_chunk: bool, cost: None) -> None:
-        self.counted.append((plan.num_spliced if plan else 0, req.pic.lost_plan))
+        self.counted.append((plan.num_spliced if plan else 0, req.pic.last_plan.lost))
 
 
 def adder(budget: int | None, cache: Cache, *, running: tuple[Any, ...] = ()) -> Any:
@@ -210,7 +210,7 @@ def test_donors_that_fill_the_pool_are_given_back_so_that_the_request_fits(stock
         req = request(plan(*LONG), no_token=no_token)
         admission = select(adder(None, cache), req)
         assert (admission is AddReqResult.NO_TOKEN) != admitted
-        assert (req.pic.pending, req.pic.lost_plan, cache.num_locked) == (None, Fallback.MEMORY, 0)
+        assert (req.pic.pending, req.pic.last_plan.lost, cache.num_locked) == (None, Fallback.MEMORY, 0)
     assert admission.extend_len == 4000
 
 

@@ -13,12 +13,14 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter.features.audit import hooks as audit_hooks
+from sglang_pic.adapter.features.audit.audit import DRAWN, is_drawn
 from sglang_pic.adapter.features.audit.ledger import Window
 from sglang_pic.adapter.features.audit.metrics import SKIPPED, SUSPENDED, UNDECIDED_KL, WORST_KL, AuditSkip
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS, PromptPass
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex
 from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, Runner, logits_of
@@ -111,10 +113,10 @@ def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
     bench, other = Bench(audit_rate=0.5), Bench(audit_rate=0.5)
     drawn = []
     for number in range(100):
-        for num_chunk_hit, end in ((0, len(PROMPT)), (64, len(PROMPT) - 1)):
-            state = request_state(num_chunk_hit=num_chunk_hit)
+        for chunk_hit, end in ((0, len(PROMPT)), (64, len(PROMPT) - 1)):
+            state = request_state(chunk_hit=chunk_hit)
             bench.audit.on_admitted(request(PROMPT, pic=state, extend_end=end))
-            assert not state.is_drawn
+            assert not is_drawn(state)
         drawn.append(bench.serve(logits_of([number])))
     assert drawn == [other.serve(logits_of([number])) for number in range(100)]
 
@@ -297,11 +299,17 @@ def test_an_adapter_is_used_as_long_as_it_is_on_the_device(
     assert set(bench.series.by_label(SKIPPED)) == {AuditSkip.ADAPTER.value}
 
 
+def drawn_state() -> RequestState:
+    state = request_state()
+    state.of_features[DRAWN] = state.last_chunk
+    return state
+
+
 def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
     """A pass that gives no logits is not audited: scoring of several items has its numbers from elsewhere."""
     bench = Bench()
     reqs = [
-        request(PROMPT, pic=request_state(is_drawn=drawn), output_ids=output_ids)
+        request(PROMPT, pic=drawn_state() if drawn else request_state(), output_ids=output_ids)
         for drawn, output_ids in ((False, []), (True, []), (True, [7]))
     ]
     watcher = audit_hooks.FirstTokens(bench.audit)
@@ -313,7 +321,7 @@ def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
     assert watcher.watch(SimpleNamespace(reqs=reqs)) is None, "a drawn request is kept once"  # type: ignore[arg-type]
     bench.run()
     assert (bench.audit.report().num_audited, bench.audit.report().mean_kl) == (1, 0)
-    req = request(pic=request_state(is_drawn=True))
+    req = request(pic=drawn_state())
     told = watcher.watch(SimpleNamespace(reqs=[req]))  # type: ignore[arg-type]
     assert told is not None
     told(SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=None)))
@@ -390,20 +398,20 @@ def test_requests_behind_a_changed_field_are_drawn_more_often(rate: float, chang
     settings = {"audit_rate": rate, "audit_change_rate": change_rate}
     bench, other = Bench(**settings), Bench(**settings)
     behind = [16 * (number % 2) for number in range(1_000)]
-    drawn = [bench.serve(num_behind_change=tokens) for tokens in behind]
+    drawn = [bench.serve(behind_change=tokens) for tokens in behind]
     assert abs(sum(drawn[::2]) - 500 * rate) < 50
     assert abs(sum(drawn[1::2]) - 500 * shown) < 50
     assert bench.audit.report().change_rate == shown
-    assert drawn == [other.serve(num_behind_change=tokens) for tokens in behind], "on every rank"
+    assert drawn == [other.serve(behind_change=tokens) for tokens in behind], "on every rank"
 
 
 @pytest.mark.parametrize(
     ("window", "fields", "words"),
     [
-        (Window.CHANGED, {"num_behind_change": 16}, ("behind a changed field", 'core.edit "recompile"')),
+        (Window.CHANGED, {"behind_change": 16}, ("behind a changed field", 'core.edit "recompile"')),
         (
             Window.INHERITED,
-            {"num_chunk_hit": 0, "num_inherited": 5},
+            {"chunk_hit": 0, "inherited": 5},
             ("that splice nothing and stand on spliced rows",),
         ),
     ],
@@ -416,7 +424,7 @@ def test_bad_answers_of_one_kind_of_requests_turn_a_namespace_off(
     for _ in range(bench.config.audit_min):
         assert bench.audit.is_on(Namespace("a"))
         for _ in range(3):
-            bench.serve(tokens=short, namespace="a", num_inherited=5)
+            bench.serve(tokens=short, namespace="a", inherited=5)
         bench.serve(logits_of([1]), tokens=short, namespace="a", **fields)
         bench.run(10)
     assert not bench.audit.is_on(Namespace("a"))

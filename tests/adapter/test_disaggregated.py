@@ -104,7 +104,7 @@ def test_a_request_that_cannot_be_read_is_kept_apart(
 def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, Callable[..., Any]]) -> None:
     """SGLang fills a row of its buffers for a request, which the transfer engine copies."""
     buffers = utils.MetadataBuffers(4, 8, torch.float32, 8)
-    counts = {"num_chunk_hit": 70_000, "num_behind_change": 300, "num_guarded": 20, "num_inherited": 90}
+    counts = {"chunk_hit": 70_000, "behind_change": 300, "guarded": 20, "inherited": 90}
     state = request_state(**counts)
     req = SimpleNamespace(
         **{"metadata_buffer_index": 2, "output_ids": array("q", [7]), "cached_tokens": 70_100, "pic": state},
@@ -126,7 +126,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     decode_req = SimpleNamespace(req=there, metadata_buffer_index=2)
     hooked[_COMMITTED](lambda *each: committed.append(each), queue, decode_req)
     assert committed == [(queue, decode_req)]
-    assert {name: getattr(there.pic, name) for name in counts} == counts
+    assert {name: getattr(there.pic.counts, name) for name in counts} == counts
     refused = request(asked={})
     hooked[_RECEIVED](None, refused)
     hooked[_COMMITTED](
@@ -134,7 +134,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
         queue,
         SimpleNamespace(req=refused, metadata_buffer_index=2),
     )
-    assert refused.pic.num_chunk_hit == 0
+    assert refused.pic.counts.chunk_hit == 0
     there.cached_tokens, there.cached_tokens_host, there.cached_tokens_storage = 70_100, 0, 0
     details = hooked["after SchedulerOutputStreamer.get_cached_tokens_details"]
     shown = details({"device": 100, "host": 0}, None, there)

@@ -25,7 +25,7 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.scheduler import receive
-from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.state import Epoch, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Plan
 from sglang_pic.runtime.splice import Splicer
@@ -70,7 +70,7 @@ class Rank(Server):
     def receive(self, tokens: list[int], **pic: Any) -> Any:
         """A new request, whose rows are in the tree and locked, as `Server.start` has it."""
         req = request(tokens, pic)
-        receive(req, Features(), _CORE, Modes(), restarts=self.faults.num_restarts)
+        receive(req, Features(), _CORE, Modes(), epoch=Epoch(restarts=self.faults.num_restarts))
         started = self.start(tokens, key=req.extra_key)
         (at,) = (i for i, (running, _) in enumerate(self.running) if running is started)
         self.running[at] = (req, self.running[at][1])
@@ -119,7 +119,7 @@ def test_a_fault_before_the_pass_gives_the_plan_up_and_every_lock_back(
 ) -> None:
     healthy = rank.receive(PROMPT)
     rank.admit(healthy, 100)
-    assert healthy.pic.num_chunk_hit == healthy.cached_tokens == REUSED
+    assert healthy.pic.counts.chunk_hit == healthy.cached_tokens == REUSED
     rank.end(healthy)
     before = Counter(rank.counted.counts)
     with monkeypatch.context() as patch:
@@ -127,7 +127,7 @@ def test_a_fault_before_the_pass_gives_the_plan_up_and_every_lock_back(
         req = rank.receive(PROMPT)
         locked = rank.num_protected()
         rank.admit(req, 100)
-    assert (req.pic.pending, req.pic.spliced, req.pic.num_chunk_hit, req.cached_tokens) == (None, [], 0, 0)
+    assert (req.pic.pending, req.pic.spliced, req.pic.counts.chunk_hit, req.cached_tokens) == (None, [], 0, 0)
     assert rank.num_protected() == locked, "the donors are unlocked"
     assert rank.counted.by_label(FALLBACKS) == {reason.value: 1}
     rise = rank.counted.counts - before
@@ -140,7 +140,7 @@ def test_a_fault_before_the_pass_gives_the_plan_up_and_every_lock_back(
     rank.end(req)
     after = rank.receive(PROMPT)
     rank.admit(after, 100)
-    assert after.pic.num_chunk_hit == REUSED, "others are spliced"
+    assert after.pic.counts.chunk_hit == REUSED, "others are spliced"
     rank.end(after)
     assert rank.num_protected() == 0
 
@@ -188,7 +188,7 @@ def test_a_publication_that_fails_leaves_no_rows_of_unknown_history(
     rank.receive(PROMPT)
     req = rank.running[-1][0]
     rank.admit(req, 100)
-    assert req.pic.num_chunk_hit == REUSED, "what is published from here on is spliced"
+    assert req.pic.counts.chunk_hit == REUSED, "what is published from here on is spliced"
     rank.end(req)
 
 

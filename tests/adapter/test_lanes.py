@@ -12,7 +12,7 @@ from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
 from sglang_pic.adapter.serve.scheduler import receive
-from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.state import Epoch, RequestState
 from sglang_pic.core import DropReason
 from tests.adapter.builders import Server
 
@@ -71,7 +71,7 @@ def test_without_a_client_key_and_with_an_empty_one_the_namespace_is_found() -> 
 def test_a_namespace_that_was_switched_on_again_has_new_lanes() -> None:
     server = Server()
     feature = Feature()
-    feature.on_received = lambda state: setattr(state, "generation", 2)  # type: ignore[method-assign]
+    feature.on_received = lambda state: setattr(state, "epoch", Epoch(generation=2))  # type: ignore[method-assign]
     features = Features([feature])
     ordinary, req = server.receive(TEXT), server.receive(TEXT, {"edit": "recompile"})
     for each, custom_params in ((ordinary, {}), (req, {"pic": {"edit": "recompile"}})):
@@ -97,14 +97,14 @@ def test_rows_behind_stale_ones_serve_no_request_that_wants_all_computed() -> No
         req = server.plan([*first, *more])
         state: RequestState = req.pic
         state.admit(0, len(req.origin_input_ids), first_chunk=True)
-        assert state.generations[0][1] == 0
-        assert state.generations[-1][1] == int(first is changed)
+        assert state.spliced[0].generation == 0
+        assert state.spliced[-1].generation == int(first is changed)
         server.publication.publish(req, len(req.origin_input_ids), adopted_from=adopted_from)
         state.release_row()
-        assert state.generations == []
+        assert state.spliced == []
         again = server.plan([*range(7_000, 7_040), *more], {"edit": "recompile"})
         assert (again.pic.pending is None) == (first is changed)
-        assert (DropReason.GENERATION in again.pic.dropped) == (first is changed)
+        assert (DropReason.GENERATION in again.pic.last_plan.dropped) == (first is changed)
         again.pic.release_row()
 
 
@@ -130,7 +130,7 @@ def test_a_rest_too_short_to_be_planned_is_computed_because_of_a_field_that_was_
     end, found = len(req.origin_input_ids), []
     for req.prefix_len in (0, end - 100, end - 20):
         server.planning.plan(req, server.tree, max_gaps=64)
-        found.append(req.pic.guarded)
+        found.append(req.pic.last_plan.guarded)
     assert [spans[-1][1] for spans in found] == [end - 1] * 3
     assert found[1] == found[2] != found[0]
     req.pic.release_row()

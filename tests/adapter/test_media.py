@@ -30,7 +30,7 @@ from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.rows import Rows
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import Judged, PendingSplice
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions
 from sglang_pic.runtime.checks.gap_rows import read_rows
@@ -86,7 +86,7 @@ TALL: Final = Image(1, 4, 3)
 
 def read(images: Images, req: Any) -> np.ndarray:
     """The core's tokens of a request."""
-    req.pic.media = images.read(req) if req.multimodal_inputs is not None else None
+    req.pic.judged = Judged(media=images.read(req) if req.multimodal_inputs is not None else None)
     return tokens_of(req)
 
 

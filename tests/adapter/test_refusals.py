@@ -25,7 +25,7 @@ from sglang_pic.adapter.serve.modes import MODE_OFF, SWITCH_KEY, Cause, Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.scheduler import _details, receive
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState
 from sglang_pic.adapter.serve.tree import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.support import max_keys, max_sequences, refused_backend
 from sglang_pic.config import PicConfig
@@ -41,7 +41,15 @@ from sglang_pic.core import (
     RowNames,
     Run,
 )
-from tests.adapter.builders import DONOR, Kept, hooks_of, make_allocator, make_planning, make_tree, request
+from tests.adapter.builders import (
+    DONOR,
+    Kept,
+    hooks_of,
+    make_allocator,
+    make_planning,
+    make_tree,
+    request,
+)
 
 
 class Index:
@@ -320,7 +328,8 @@ def test_where_cached_tokens_came_from_adds_up(
     """Nothing inherited is not shown."""
     names = ("cached_tokens", "cached_tokens_host", "cached_tokens_storage")
     req = request(**dict(zip(names, fields, strict=True)))
-    req.pic.num_chunk_hit, req.pic.num_behind_change, req.pic.num_guarded, req.pic.num_inherited = pic
+    counts = req.pic.counts
+    counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited = pic
     ours = dict(zip(("pic", "pic_behind_change", "pic_guarded", "pic_inherited"), pic, strict=True))
     if not pic[3]:
         del ours["pic_inherited"]
@@ -378,28 +387,28 @@ def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> N
         req.prefix_len, req.extend_end = prefix_len, end
         rest = tuple(each for each in plan.runs if each.target_start >= prefix_len)
         planned = replace(plan, prefix_len=prefix_len, runs=rest)
-        state.changed_fields, state.guarded = planned.changed_fields, planned.guarded
+        state.last_plan = LastPlan({}, planned.changed_fields, planned.guarded)
         Accounting(series).count_admitted(req, planned.clip(end), None, first_chunk=prefix_len == 0)
     counted = {name: count for name, count in series.counts.items() if "spliced_tokens" in name[0]}
     assert counted == {
         ("sglang:pic_spliced_tokens_total", "same"): 20,
         ("sglang:pic_spliced_tokens_total", "changed"): 50 + 140,
     }
-    assert series.counts["sglang:pic_guarded_tokens_total", None] == 4 + 10 + 10 == state.num_guarded
+    assert series.counts["sglang:pic_guarded_tokens_total", None] == 4 + 10 + 10 == state.counts.guarded
     assert series.counts["sglang:pic_changed_fields_total", None] == 2
-    assert (state.num_chunk_hit, state.num_behind_change) == (210, 190)
+    assert (state.counts.chunk_hit, state.counts.behind_change) == (210, 190)
     req.retracted_stain = True
     Accounting(series).count_admitted(req, plan, None, first_chunk=True)
-    assert (state.num_guarded, state.num_behind_change) == (24, 190), "a retracted request is not counted again"
+    assert (state.counts.guarded, state.counts.behind_change) == (24, 190), "a retracted request is not counted again"
 
 
 def test_a_plan_that_is_dropped_computes_nothing_because_of_a_field() -> None:
-    state = RequestState(RequestOptions(), changed_fields=((1, 2),), guarded=((2, 9),))
+    state = RequestState(RequestOptions(), last_plan=LastPlan({}, ((1, 2),), ((2, 9),)))
     state.drop_plan(Fallback.BATCH)
-    assert state.guarded == ((2, 9),), "there was nothing to splice"
+    assert state.last_plan.guarded == ((2, 9),), "there was nothing to splice"
     state.pending = PendingSplice(Plan(prefix_len=0, end=60), [])
     state.drop_plan(Fallback.BATCH)
-    assert (state.changed_fields, state.guarded) == ((), ())
+    assert (state.last_plan.changed_fields, state.last_plan.guarded) == ((), ())
 
 
 def test_backends_with_tables_have_room_for_so_many_sequences() -> None:

@@ -18,7 +18,7 @@ from pic_bench.probe_plugin.row_watch import RowWatch
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.state import RequestState, SplicedRows
 from sglang_pic.core import Path, Run, as_tokens
 from sglang_pic.runtime.views import PoolKind, PoolView
 from tests.adapter.builders import request, splice
@@ -222,7 +222,7 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(tmp_path / "records")
     req = probed(RequestProbe(record="one"))
-    req.pic.spliced = [(1, 2)]
+    req.pic.spliced = [SplicedRows(1, 2, 0)]
     told = recorder.watch(SimpleNamespace(reqs=[req]))
     assert told is not None
     for start in (0, 3):

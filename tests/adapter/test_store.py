@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sglang_pic.adapter.features.hicache.store import LOADED, LOOKUPS, StoreTier, Write
+from sglang_pic.adapter.serve.state import LOADED_PATHS
 from sglang_pic.core import Found, as_tokens
 from tests.adapter.builders import Kept, request
 
@@ -133,7 +134,7 @@ def test_a_request_waits_until_what_was_found_has_come(server: Server) -> None:
     server.tree.end_loads()
     server.step_until(lambda: server.is_ready(req))
     assert server.counted.by_label(LOADED) == {None: 512}
-    assert [(len(tokens), start) for tokens, start in req.pic.loaded] == [(512, 0)]
+    assert [(len(tokens), start) for tokens, start in req.pic.of_features[LOADED_PATHS]] == [(512, 0)]
     assert server.outcomes() == {"found": 1}
     server.tier.look_up(req)
     assert server.is_ready(req), "once is enough"

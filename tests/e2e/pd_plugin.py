@@ -72,7 +72,7 @@ def _write(scheduler: Any, req: Any, name: str) -> None:
     slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : len(req.origin_input_ids)].long()
     kept = {
         "rows": list(_rows(runner, slots)),
-        "spliced": list(req.pic.spliced) if hasattr(req, "pic") else [],
+        "spliced": [rows[:2] for rows in req.pic.spliced] if hasattr(req, "pic") else [],
         "prefix_len": req.prefix_len,
     }
     target = Path(os.environ[ROWS_VARIABLE]) / f"{req.bootstrap_room}.{name}"

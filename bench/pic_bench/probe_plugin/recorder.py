@@ -57,7 +57,7 @@ class Recorder:
         assert self._logits is not None, "what watches the pass is told of it once"
         arrays = {
             "logits": torch.cat(self._logits).numpy(),
-            "spliced": np.array(req.pic.spliced, dtype=np.int64).reshape(-1, 2),
+            "spliced": np.array([rows[:2] for rows in req.pic.spliced], dtype=np.int64).reshape(-1, 2),
         }
         self._logits = None
         path = self._folder / f"{probe_of(req).record}.npz"

@@ -26,7 +26,7 @@ from sglang_pic.adapter.serve import scheduler
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.state import Counts, RequestState
 from sglang_pic.core import ReusePolicy
 
 logger = logging.getLogger(__name__)
@@ -82,9 +82,9 @@ def _guarded(req: Any) -> Iterator[None]:
 
 def _send_counts(_: None, buffers: Any, req: Any) -> None:
     with _guarded(req):
-        state: RequestState = req.pic
-        counts = [state.num_chunk_hit, state.num_behind_change, state.num_guarded, state.num_inherited]
-        buffers.cached_tokens[req.metadata_buffer_index, _COUNTS] = torch.tensor(counts, dtype=torch.int32)
+        counts: Counts = req.pic.counts
+        sent = [counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited]
+        buffers.cached_tokens[req.metadata_buffer_index, _COUNTS] = torch.tensor(sent, dtype=torch.int32)
 
 
 def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) -> None:
@@ -93,9 +93,9 @@ def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) 
     # SGLang ends a request whose row holds what was sent for another one.
     if req.finished_reason is None:
         with _guarded(req):
-            state: RequestState = req.pic
-            counts = queue.metadata_buffers.cached_tokens[decode_req.metadata_buffer_index, _COUNTS].tolist()
-            state.num_chunk_hit, state.num_behind_change, state.num_guarded, state.num_inherited = counts
+            counts: Counts = req.pic.counts
+            sent = queue.metadata_buffers.cached_tokens[decode_req.metadata_buffer_index, _COUNTS].tolist()
+            counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited = sent
 
 
 def _ask_again(payload: dict[str, Any], req: Req) -> dict[str, Any]:

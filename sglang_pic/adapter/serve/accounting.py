@@ -150,10 +150,10 @@ class Accounting:
         if refusal is not None and not req.retracted_stain:
             self.count_fallback(refusal)
         # A waiting request is planned at every attempt to admit it; what its last plan left out counts once.
-        for reason, count in state.dropped.items():
+        for reason, count in state.last_plan.dropped.items():
             self.count_fallback(reason, count)
-        if state.lost_plan is not None:
-            self.count_fallback(state.lost_plan)
+        if state.last_plan.lost is not None:
+            self.count_fallback(state.last_plan.lost)
         if req.retracted_stain:
             return
         num_spliced, _, num_fetched, num_stored = state.count(plan)
@@ -188,19 +188,20 @@ class Accounting:
 
     def undo(self, req: Req) -> None:
         """Take back the chunk hits of the chunk that was admitted last, for the client and the tree: it is computed."""
-        num_spliced = req.pic.undo_admission().spliced
+        num_spliced = req.pic.undo_admission()
         req.cached_tokens -= num_spliced
         self._series.add(UNDONE, num_spliced)
 
     def _count_guard(self, req: Req) -> None:
         """Count what of the admitted chunk is computed because of changed fields, and the fields up to its end."""
         state: RequestState = req.pic
-        guarded = intersect_spans(state.guarded, req.prefix_len, req.extend_end)
+        guarded = intersect_spans(state.last_plan.guarded, req.prefix_len, req.extend_end)
         num_guarded = sum(end - start for start, end in guarded)
         # A chunk is planned behind the ones before it, whose fields stand in its context too.
-        fields = {field for field in state.changed_fields if field[1] <= req.extend_end} - state.counted_fields
-        state.num_guarded += num_guarded
-        state.counted_fields |= fields
+        fields = {field for field in state.last_plan.changed_fields if field[1] <= req.extend_end}
+        fields -= state.counts.fields
+        state.counts.guarded += num_guarded
+        state.counts.fields |= fields
         self._series.add(GUARDED, num_guarded)
         self._series.add(CHANGED_FIELDS, len(fields))
 
@@ -208,8 +209,8 @@ class Accounting:
         """Count what of the exact prefix hit is approximate, and with its last chunk a request that inherits."""
         state: RequestState = req.pic
         if first_chunk:
-            state.num_inherited = state.prefix.approximate_len
-            self._series.add(INHERITED_TOKENS, state.num_inherited)
+            state.counts.inherited = state.prefix.approximate_len
+            self._series.add(INHERITED_TOKENS, state.counts.inherited)
             self._series.add(UNKNOWN_TOKENS, state.prefix.unknown_len)
         if state.inherits and req.extend_end == len(req.full_untruncated_fill_ids):
             self._series.add(INHERITED)

@@ -12,7 +12,7 @@ from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.rows import HostRows, WindowRows
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import Judged, LastPlan, PendingSplice, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, PositionSteps, ReusePolicy, Tokens
 
@@ -64,27 +64,32 @@ class Planning:
     def refusal(self, req: Req) -> Fallback | None:
         """Why this request neither reuses nor donates, or `None`."""
         state: RequestState = req.pic
-        has_embeddings = req.input_embeds is not None or req.positional_embed_overrides is not None
-        logprob_start = _logprob_start(req)
-        is_scored = req.multi_item_delimiter_indices is not None or req.token_indices_to_pool is not None
+        if state.options.mode is Mode.OFF:
+            return Fallback.OFF
+        if self._faults.is_off or state.epoch.restarts != self._faults.num_restarts:
+            return Fallback.FAULTS
+        if (diversion := self.diversion(state)) is not None:
+            return diversion
+        if state.judged is None:
+            state.judged = self._judge(req)
+        return state.judged.refusal
+
+    def _judge(self, req: Req) -> Judged:
+        """Whether a request may reuse, by itself."""
+        has_media, logprob_start = req.multimodal_inputs is not None, _logprob_start(req)
+        media = self.media.read(req) if has_media else None
         in_sink = min(self._config.core.sink_tokens + 1, len(req.origin_input_ids))
-        diversion = self.diversion(state)
-        leaves_nothing = logprob_start is not None and logprob_start < in_sink
-        for holds, reason in (
-            (state.options.mode is Mode.OFF, Fallback.OFF),
-            (self._faults.is_off or state.restarts != self._faults.num_restarts, Fallback.FAULTS),
-            (diversion is not None, diversion),
-            (state.namespace.is_too_long, Fallback.KEY),
-            (has_embeddings, Fallback.EMBEDDINGS),
-            (not self._serves_media(req), Fallback.MEDIA),
-            (leaves_nothing, Fallback.INPUT_LOGPROBS),
+        reasons = (
+            (req.pic.namespace.is_too_long, Fallback.KEY),
+            (req.input_embeds is not None or req.positional_embed_overrides is not None, Fallback.EMBEDDINGS),
+            (has_media and media is None, Fallback.MEDIA),
+            (logprob_start is not None and logprob_start < in_sink, Fallback.INPUT_LOGPROBS),
             (req.return_hidden_states, Fallback.HIDDEN_STATES),
-            (is_scored, Fallback.SCORING),
+            (req.multi_item_delimiter_indices is not None, Fallback.SCORING),
+            (req.token_indices_to_pool is not None, Fallback.SCORING),
             (req.session is not None, Fallback.SESSION),
-        ):
-            if holds:
-                return reason
-        return None
+        )
+        return Judged(next((reason for holds, reason in reasons if holds), None), media)
 
     def diversion(self, state: RequestState) -> Fallback | None:
         """Why a request that had not opted out is served as if it had; `None` where it is not."""
@@ -93,14 +98,6 @@ class Planning:
         if not self.modes.is_on:
             return Fallback.SWITCHED
         return self._features.diversion(state)
-
-    def _serves_media(self, req: Req) -> bool:
-        """Whether a request brings no media, or images that can be moved; SGLang lets go of them before its rows."""
-        state: RequestState = req.pic
-        if req.multimodal_inputs is not None and state.serves_media is None:
-            state.media = self.media.read(req)
-            state.serves_media = state.media is not None
-        return state.serves_media is not False
 
     def plan(self, req: Req, tree: Tree, *, max_gaps: int, prefix_len: int | None = None, num_before: int = 0) -> None:
         """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`.
@@ -118,7 +115,7 @@ class Planning:
         state: RequestState = req.pic
         state.drop_plan()
         # A rest that is too short to be planned is still computed because of what an earlier chunk's plan found.
-        state.dropped, state.lost_plan = {}, None
+        state.last_plan.dropped, state.last_plan.lost = {}, None
         policy = state.options.policy(self._config.core)
         start = req.prefix_len if prefix_len is None else prefix_len
         num_left = len(req.full_untruncated_fill_ids) - start
@@ -159,7 +156,7 @@ class Planning:
     def _plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> None:
         state: RequestState = req.pic
         plan = self._best_plan(req, resolver, tokens, start, options)
-        state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
+        state.last_plan = LastPlan(plan.dropped, plan.changed_fields, plan.guarded)
         # Before the locks change hands: an exception finds all of them with the resolver.
         turns = self.media.turns(plan.runs, tokens)
         rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]

@@ -39,23 +39,23 @@ class Publication:
         state: RequestState = req.pic
         if state.matched_len is None:
             return
-        rows = rows_of_request(
+        published = rows_of_request(
             path_len,
             adopted_from,
             matched_len=state.matched_len,
             prefix=state.prefix,
-            spliced=state.spliced,
-            generations=state.generations,
+            spliced=[(rows.start, rows.end) for rows in state.spliced],
+            generations=[(rows.start, rows.generation) for rows in state.spliced],
             adopted_again=adopted_again,
         )
-        if rows is not None:
+        if published is not None:
             tokens = tokens_of(req, path_len + self.index.names.lookahead)
-            self.index.note(tree_namespace(req), tokens, rows, self._delimiters)
+            self.index.note(tree_namespace(req), tokens, published, self._delimiters)
 
     def publish_loaded(self, namespace: Namespace, tokens: Tokens, start: int, exact_end: int) -> None:
         """Note the rows of a path that came from a store, from `start` on; up to `exact_end` they are exact."""
-        rows = rows_from_store(start, len(tokens), exact_end, self.index.config.max_generation)
-        self.index.note(namespace, tokens, rows, self._delimiters)
+        published = rows_from_store(start, len(tokens), exact_end, self.index.config.max_generation)
+        self.index.note(namespace, tokens, published, self._delimiters)
 
     def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:
         """Whether the rows of a path have no more changed fields behind them than donors may have."""

@@ -16,7 +16,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
-from sglang_pic.adapter.serve.state import RequestState, is_apart, keep_apart
+from sglang_pic.adapter.serve.state import FIRST, Counts, Epoch, RequestState, is_apart, keep_apart
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.core import ReusePolicy, has_bolder_preset
 from sglang_pic.errors import ConfigError
@@ -35,11 +35,11 @@ def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         try:
-            receive(req, tree.features, policy, modes, restarts=tree.faults.num_restarts)
+            epoch = Epoch(num_weights=tree.num_weights, restarts=tree.faults.num_restarts)
+            receive(req, tree.features, policy, modes, epoch=epoch)
         except Exception as error:
             serve_apart(req)
             tree.recover([req], Fallback.FAULT_OPTIONS, error)
-        req.pic.num_weights = tree.num_weights
 
     def after_weights(*_: object, **__: object) -> None:
         tree.change_weights()
@@ -57,10 +57,10 @@ def install_details() -> None:
     hook(__name__, "SchedulerOutputStreamer.get_cached_tokens_details", _details)
 
 
-def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, restarts: int = 0) -> None:
+def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, epoch: Epoch = FIRST) -> None:
     """Give a new request its state, and the key under which its rows are in the tree.
 
-    `policy` and `modes` are the server's, for what the request does not say; `restarts` is as `tree_key` has it. Where
+    `policy` and `modes` are the server's, for what the request does not say; `epoch` is what has happened so far. Where
     it raises, the request's own key is as it was.
     """
     # The front end has refused bad options and keys with HTTP 400; what came another way is served exactly.
@@ -74,7 +74,7 @@ def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, 
         options = RequestOptions(mode=Mode.OFF)
     options = msgspec.structs.replace(options, mode=modes.decide(req, options.mode))
     namespace = Namespace(extra_key, req.cache_salt, req.lora_id)
-    state = req.pic = RequestState(options, namespace=namespace, restarts=restarts)
+    state = req.pic = RequestState(options, namespace=namespace, epoch=epoch)
     if options.mode is Mode.AUTO:
         for feature in features:
             feature.on_received(state)
@@ -83,7 +83,7 @@ def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, 
     state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
     state.is_stricter = has_bolder_preset(policy, options.policy(policy))
     req.extra_key = tree_key(
-        extra_key, adapter=req.lora_id, lane=state.lane, generation=state.generation, restarts=restarts
+        extra_key, adapter=req.lora_id, lane=state.lane, generation=state.epoch.generation, restarts=epoch.restarts
     )
 
 
@@ -100,20 +100,20 @@ def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:
 
 def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict[str, Any] | None:
     """Show chunk hits as parts of the device's and the host's, which SGLang and its benchmark add up."""
-    state: RequestState = req.pic
-    if result is None and not state.num_guarded:
+    counts: Counts = req.pic.counts
+    if result is None and not counts.guarded:
         return None
-    storage = req.cached_tokens_storage + state.num_stored
-    host = req.cached_tokens_host + state.num_fetched - state.num_stored
+    storage = req.cached_tokens_storage + counts.stored
+    host = req.cached_tokens_host + counts.fetched - counts.stored
     return {
         **(result or {}),
         "device": req.cached_tokens - host - storage,
         "host": host,
-        "pic": state.num_chunk_hit,
-        **({"storage": storage} if state.num_stored else {}),
-        **({"pic_host": state.num_fetched} if state.num_fetched else {}),
-        **({"pic_storage": state.num_stored} if state.num_stored else {}),
-        "pic_behind_change": state.num_behind_change,
-        "pic_guarded": state.num_guarded,
-        **({"pic_inherited": state.num_inherited} if state.num_inherited else {}),
+        "pic": counts.chunk_hit,
+        **({"storage": storage} if counts.stored else {}),
+        **({"pic_host": counts.fetched} if counts.fetched else {}),
+        **({"pic_storage": counts.stored} if counts.stored else {}),
+        "pic_behind_change": counts.behind_change,
+        "pic_guarded": counts.guarded,
+        **({"pic_inherited": counts.inherited} if counts.inherited else {}),
     }

@@ -5,10 +5,10 @@ It hangs on SGLang's `Req` as the attribute `pic`, set when the request is built
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
@@ -90,85 +90,126 @@ class PendingSplice:
         return zip(self.plan.runs, self.rows[: len(self.plan.runs)], strict=True)
 
 
+class Epoch(NamedTuple):
+    """What had happened before a request was received; rows of another epoch are not for it."""
+
+    generation: int = 0
+    """How often its namespace had been switched on again."""
+    num_weights: int = 0
+    """How often the weights had changed: rows of more than one set donate nothing."""
+    restarts: int = 0
+    """How often the chunk index had been lost to a fault."""
+
+
+FIRST: Final = Epoch()
+
+
+class Judged(NamedTuple):
+    """Whether a request may reuse and donate, by itself: SGLang lets go of its media before its rows."""
+
+    refusal: Fallback | None = None
+    media: Media | None = None
+    """Its images, if it has some that can be moved."""
+
+
+@dataclass(slots=True)
+class LastPlan:
+    """What is to be counted of the last plan, should its chunk be admitted."""
+
+    dropped: dict[DropReason, int] = field(default_factory=dict)
+    """Candidate runs that were left out, by reason."""
+    changed_fields: tuple[Span, ...] = ()
+    """The changed fields in its donors' contexts."""
+    guarded: tuple[Span, ...] = ()
+    """What is computed because of them."""
+    lost: Fallback | None = None
+    """Why it was dropped as a whole."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was counted of a request so far, in tokens."""
+
+    chunk_hit: int = 0
+    """Spliced."""
+    behind_change: int = 0
+    """Of them, behind a changed field."""
+    fetched: int = 0
+    """Of them, read from the host."""
+    stored: int = 0
+    """Of those, brought there from a store for this request."""
+    guarded: int = 0
+    """Computed because of a changed field."""
+    inherited: int = 0
+    """Of its first exact prefix match, those counted as approximate."""
+    fields: set[Span] = field(default_factory=set)
+    """The changed fields that were counted."""
+
+
+class SplicedRows(NamedTuple):
+    """A span of a request's row that holds spliced rows."""
+
+    start: int
+    end: int
+    generation: int
+    """How many changed fields they have before them."""
+
+
 @dataclass(slots=True)
 class RequestState:
-    """The adapter's side of one request.
+    """The adapter's side of one request, each part written by the station that owns it.
 
     A plan is made by `planning.py`, clipped and kept or dropped at admission, and taken by the forward pass. A request
     that leaves before that drops its plan when its row is released.
     """
 
+    # `receive.py`
     options: RequestOptions
     namespace: Namespace = field(default_factory=Namespace)
     """As the client named it, with the request's LoRA adapter and without our marks."""
-    generation: int = 0
-    """How often the namespace had been switched on again when the request was received."""
-    num_weights: int = 0
-    """How often the weights had changed when the request was received: rows of more than one set donate nothing."""
-    restarts: int = 0
-    """How often the chunk index had been lost to a fault when the request was received."""
     lane: str | None = None
     """Where in its namespace its rows are, as `tree_key` takes it."""
     is_stricter: bool = False
     """The server's preset is bolder than the request's: what it computed may stand behind what it spliced."""
+    epoch: Epoch = FIRST
     diverted: Fallback | None = None
-    """Why it is served as if it had opted out: audits or an operator have switched splicing off."""
-    is_drawn: bool = False
-    """The audit wants the logits of the pass that is admitted."""
+    """Why it is served as if it had opted out, although it did not ask for that; `tree.py` sets it, too."""
+    # `tree.py`
     is_faulty: bool = False
     """Whether its reuse failed with an exception; the rest of it is computed."""
-    serves_media: bool | None = None
-    """Whether its media can be moved; `None` until they are looked at, and where there are none."""
-    media: Media | None = None
-    """Its images, if so."""
+    # `planning.py`
+    judged: Judged | None = None
+    """None until it was asked for."""
     pending: PendingSplice | None = None
     """The plan that waits for the forward pass."""
-    dropped: dict[DropReason, int] = field(default_factory=dict)
-    """Candidate runs that the last plan left out, by reason."""
-    changed_fields: tuple[Span, ...] = ()
-    """The changed fields that the last plan, if any, found in its donors' contexts."""
-    guarded: tuple[Span, ...] = ()
-    """What that plan computes because of them."""
-    lost_plan: Fallback | None = None
-    """Why the last plan was dropped as a whole."""
+    last_plan: LastPlan = field(default_factory=LastPlan)
+    # `admission.py`
     matched_len: int | None = None
     """Tokens of the first exact prefix match; `None` until the request is admitted."""
     prefix: Exactness = field(default_factory=Exactness)
-    """What is known of their rows; admission fills it."""
-    num_inherited: int = 0
-    """Of these tokens, those that were counted as approximate."""
-    num_chunk_hit: int = 0
-    """Tokens served by splicing so far."""
-    num_behind_change: int = 0
-    """Of them, spliced behind a changed field."""
-    num_fetched: int = 0
-    """Of them, read from the host."""
-    num_stored: int = 0
-    """Of those, brought there from a store for this request."""
-    num_guarded: int = 0
-    """Tokens computed so far because of a changed field."""
-    counted_fields: set[Span] = field(default_factory=set)
-    """The changed fields that were counted."""
-    is_looked_up: bool = False
-    """Whether its text was looked up in HiCache's store, or was not to be."""
-    loaded: list[tuple[Tokens, int]] = field(default_factory=list)
-    """The paths that were loaded for it from there, and from where on."""
-    spliced: list[tuple[int, int]] = field(default_factory=list)
-    """Spans of the row that hold spliced rows, ascending."""
-    generations: list[tuple[int, int]] = field(default_factory=list)
-    """Where each of them begins, and how many changed fields its rows have behind them."""
-    admitted_from: int = 0
-    """Where the chunk that was admitted last begins."""
-    counted: Counted = field(default_factory=Counted)
-    """What was added for that chunk to `num_chunk_hit` and the numbers behind it."""
+    """What is known of their rows."""
+    spliced: list[SplicedRows] = field(default_factory=list)
+    """Ascending."""
+    last_chunk: tuple[int, Counted] = field(default_factory=lambda: (0, Counted()))
+    """Where the chunk that was admitted last begins, and what was added for it to `counts`."""
+    # `accounting.py`
+    counts: Counts = field(default_factory=Counts)
+    # Features
+    of_features: dict[str, Any] = field(default_factory=dict)
+    """What features keep of the request, each under its name."""
 
     def drop_plan(self, reason: Fallback | None = None) -> None:
         """Give the plan up, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""
         if self.pending is not None:
             self.pending.locks.close()
             self.pending = None
-            self.lost_plan = reason
-            self.changed_fields = self.guarded = ()
+            self.last_plan.lost = reason
+            self.last_plan.changed_fields = self.last_plan.guarded = ()
+
+    @property
+    def media(self) -> Media | None:
+        """Its images, if they can be moved."""
+        return None if self.judged is None else self.judged.media
 
     @property
     def whole(self) -> tuple[Span, ...]:
@@ -179,18 +220,17 @@ class RequestState:
         """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; returns the clipped plan."""
         if first_chunk:
             self.matched_len = start
-        self.admitted_from, self.counted = start, Counted()
+        self.last_chunk = start, Counted()
         if self.pending is None:
             return None
         self.pending.plan = plan = self.pending.plan.clip(end, self.whole)
-        self.spliced += [(run.target_start, run.target_end) for run in plan.runs]
-        self.generations += [(run.target_start, run.generation) for run in plan.runs]
+        self.spliced += [SplicedRows(run.target_start, run.target_end, run.generation) for run in plan.runs]
         return plan
 
     @property
     def inherits(self) -> bool:
         """Whether it has spliced nothing so far, and its exact prefix match has approximate rows."""
-        return self.num_inherited > 0 and not self.num_chunk_hit
+        return self.counts.inherited > 0 and not self.counts.chunk_hit
 
     def take_plan(self) -> PendingSplice | None:
         """Hand the plan and its donors' locks to the forward pass; `None` where there is nothing to splice."""
@@ -200,47 +240,52 @@ class RequestState:
             return None
         return pending
 
-    def undo_admission(self) -> Counted:
-        """Take back the splice of the chunk that was admitted last; returns what was counted for it, as `counted`."""
+    def undo_admission(self) -> int:
+        """Take back the splice of the chunk that was admitted last; returns how many tokens were counted for it."""
         self.drop_plan()
-        self.is_drawn = False
-        self.spliced = [span for span in self.spliced if span[0] < self.admitted_from]
-        self.generations = [step for step in self.generations if step[0] < self.admitted_from]
-        counted, self.counted = self.counted, Counted()
-        self.num_chunk_hit -= counted.spliced
-        self.num_behind_change -= counted.behind_change
-        self.num_fetched -= counted.fetched
-        self.num_stored -= counted.stored
-        return counted
+        start, counted = self.last_chunk
+        self.spliced = [rows for rows in self.spliced if rows.start < start]
+        self.last_chunk = start, Counted()
+        self._add(Counted(*(-number for number in counted)))
+        return counted.spliced
 
     def count(self, plan: Plan | None) -> Counted:
         """Count what the chunk that was admitted last splices."""
+        start, counted = self.last_chunk
         if plan is not None:
-            num_fetched = 0 if self.pending is None else self.pending.num_fetched
-            num_stored = min(num_fetched, sum(map(self._num_loaded, plan.runs))) if self.loaded else 0
-            self.counted = Counted(plan.num_spliced, plan.num_behind_change, num_fetched, num_stored)
-            self.num_chunk_hit += self.counted.spliced
-            self.num_behind_change += self.counted.behind_change
-            self.num_fetched += self.counted.fetched
-            self.num_stored += self.counted.stored
-        return self.counted
+            fetched = 0 if self.pending is None else self.pending.num_fetched
+            loaded = self.of_features.get(LOADED_PATHS, ())
+            stored = min(fetched, sum(_num_loaded(run, loaded) for run in plan.runs)) if loaded else 0
+            counted = Counted(plan.num_spliced, plan.num_behind_change, fetched, stored)
+            self.last_chunk = start, counted
+            self._add(counted)
+        return counted
 
-    def _num_loaded(self, run: Run) -> int:
-        """How many rows of a run were loaded from a store for this request."""
-        found = 0
-        for tokens, start in self.loaded:
-            end = min(run.donor_end, len(tokens))
-            if end > max(start, run.donor_start) and common_len(run.donor.tokens(end), tokens) >= end:
-                found = max(found, end - max(start, run.donor_start))
-        return found
+    def _add(self, counted: Counted) -> None:
+        self.counts.chunk_hit += counted.spliced
+        self.counts.behind_change += counted.behind_change
+        self.counts.fetched += counted.fetched
+        self.counts.stored += counted.stored
 
     def release_row(self) -> None:
         """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
         self.drop_plan()
-        self.matched_len, self.prefix = None, Exactness()
-        self.is_drawn = False
+        self.matched_len, self.prefix, self.last_chunk = None, Exactness(), (0, Counted())
         self.spliced.clear()
-        self.generations.clear()
+
+
+LOADED_PATHS: Final = "loaded"
+"""Of `of_features`: paths that were loaded for the request from a store, with their tokens and from where on."""
+
+
+def _num_loaded(run: Run, loaded: Sequence[tuple[Tokens, int]]) -> int:
+    """How many rows of a run were loaded from a store for its request."""
+    found = 0
+    for tokens, start in loaded:
+        end = min(run.donor_end, len(tokens))
+        if end > max(start, run.donor_start) and common_len(run.donor.tokens(end), tokens) >= end:
+            found = max(found, end - max(start, run.donor_start))
+    return found
 
 
 def _part(run: Run, start: int, end: int) -> Run:

@@ -212,7 +212,7 @@ class PicRadixCache(UnifiedRadixCache):
 
     def is_outdated(self, req: Req) -> bool:
         """Whether the weights changed after a request was received: it neither donates nor pins."""
-        return bool(req.pic.num_weights != self.num_weights)
+        return bool(req.pic.epoch.num_weights != self.num_weights)
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         """Have features take note of a request that was served, and forget what its row held."""

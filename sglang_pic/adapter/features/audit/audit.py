@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -49,6 +50,15 @@ _MAX_PENDING = 16
 _BUSY_INTERVAL = 16
 # Any seed does, if it is the same on every rank.
 _SEED = 0
+
+
+DRAWN: Final = "drawn"
+"""Of `RequestState.of_features`: the chunk whose logits the audit wants, as `last_chunk` has it."""
+
+
+def is_drawn(state: RequestState) -> bool:
+    """Whether the audit wants the logits of the chunk that was admitted last."""
+    return state.of_features.get(DRAWN) is state.last_chunk
 
 
 @dataclass(slots=True)
@@ -114,12 +124,12 @@ class Audit(Feature):
         return self._ledger.generation(namespace)
 
     def on_received(self, state: RequestState) -> None:
-        state.generation = self.generation(state.namespace)
+        state.epoch = state.epoch._replace(generation=self.generation(state.namespace))
         if not self.is_on(state.namespace):
             state.diverted = Fallback.AUDIT
 
     def diverts(self, state: RequestState) -> Fallback | None:
-        return None if self._is_present(state.namespace, state.generation) else Fallback.AUDIT
+        return None if self._is_present(state.namespace, state.epoch.generation) else Fallback.AUDIT
 
     def on_admitted(self, req: Req) -> None:
         """Decide whether a request on spliced rows is audited, when the pass of its last prompt token is admitted."""
@@ -129,15 +139,16 @@ class Audit(Feature):
     def _draw(self, req: Req) -> None:
         state: RequestState = req.pic
         ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
-        if ends and (state.num_chunk_hit or state.inherits):
+        if ends and (state.counts.chunk_hit or state.inherits):
             # NOTE: one number for each such request and for no other, so that all ranks draw the same requests.
             rate = self._config.audit_rate
             if _window_of(state) is Window.CHANGED:
                 rate = max(rate, self._config.audit_change_rate)
-            state.is_drawn = self._chance.random() < rate
-            if state.is_drawn and state.media is not None:
-                state.is_drawn = False
-                self._skip(AuditSkip.MEDIA)
+            if self._chance.random() < rate:
+                if state.media is not None:
+                    self._skip(AuditSkip.MEDIA)
+                else:
+                    state.of_features[DRAWN] = state.last_chunk
 
     def keep(self, req: Req, logits: torch.Tensor | None) -> None:
         """Keep what a drawn request's pass computed.
@@ -161,10 +172,10 @@ class Audit(Feature):
             self._skip(AuditSkip.QUEUE_FULL)
         # NOTE: the rows of a diverted request are kept with those of requests that opted out. Its generation does not
         # say so, because a flush starts generations anew.
-        elif state.diverted is None and self._is_present(state.namespace, state.generation):
+        elif state.diverted is None and self._is_present(state.namespace, state.epoch.generation):
             tokens = np.array(req.origin_input_ids, dtype=np.int64)
             window = _window_of(state)
-            self._queue.add(Drawn(state.namespace, state.generation, window, tokens, logits.clone(), req.lora_id))
+            self._queue.add(Drawn(state.namespace, state.epoch.generation, window, tokens, logits.clone(), req.lora_id))
         else:
             self._skip(AuditSkip.SUSPENDED)
 
@@ -337,7 +348,7 @@ class Audit(Feature):
 def _window_of(state: RequestState) -> Window:
     if state.inherits:
         return Window.INHERITED
-    return Window.CHANGED if state.num_behind_change else Window.PLAIN
+    return Window.CHANGED if state.counts.behind_change else Window.PLAIN
 
 
 def _may_queue(scheduler: Scheduler) -> bool:

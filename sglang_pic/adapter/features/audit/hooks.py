@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_pic.adapter import server_info
-from sglang_pic.adapter.features.audit.audit import Audit
+from sglang_pic.adapter.features.audit.audit import DRAWN, Audit, is_drawn
 from sglang_pic.adapter.features.audit.report import RESUME_KEY
 from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch, Scheduler
@@ -25,8 +25,8 @@ class FirstTokens:
         drawn: list[tuple[int, Req]] = []
         for place, req in enumerate(batch.reqs):
             # A chunk that ends earlier is not the pass that was drawn.
-            if req.pic.is_drawn and not req.output_ids:
-                req.pic.is_drawn = False
+            if is_drawn(req.pic) and not req.output_ids:
+                del req.pic.of_features[DRAWN]
                 drawn.append((place, req))
 
         def keep(output: RunnerOutput) -> None:

@@ -43,7 +43,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.planning import Planning, donor_namespaces
 from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.state import LOADED_PATHS, RequestState
 from sglang_pic.core import LEAST_UNKNOWN, Directory, Found, Objects, Sums, Tokens, as_tokens
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ LISTED: Final = Metric(
 METRICS: Final = (LOOKUPS, LOADED, REFUSED, LISTED)
 
 _MAX_LOOKUPS = 64
+_LOOKED_UP: Final = "looked up"
 # How much a measured load counts in the mean time of a token.
 _FRESH = 0.25
 
@@ -178,9 +179,9 @@ class StoreTier(Feature):
         """Look up what of an arrived request's prompt is new here. Cost of a scan, .1 ms for 32k tokens."""
         state: RequestState = req.pic
         directory = self.directory
-        if directory is None or self._is_behind or state.is_looked_up or req.lora_id is not None:
+        if directory is None or self._is_behind or _LOOKED_UP in state.of_features or req.lora_id is not None:
             return
-        state.is_looked_up = True
+        state.of_features[_LOOKED_UP] = True
         if state.options.pin is not None or self._planning.refusal(req) is not None:
             return
         namespace, tokens = donor_namespaces(req)[-1], as_tokens(req.full_untruncated_fill_ids)
@@ -478,7 +479,9 @@ class StoreTier(Feature):
             self._series.add(LOADED, num_loaded)
             token_ns = 1e9 * (time.monotonic() - load.started_at) / num_loaded
             self._token_ns = int(token_ns if not self._token_ns else _FRESH * token_ns + (1 - _FRESH) * self._token_ns)
-            load.lookup.state.loaded.append((load.tokens[: start + num_loaded], start))
+            load.lookup.state.of_features.setdefault(LOADED_PATHS, []).append(
+                (load.tokens[: start + num_loaded], start)
+            )
         load.lookup.loads.discard(handle)
         if not load.lookup.loads and load.lookup in self._loading:
             self._loading.remove(load.lookup)
