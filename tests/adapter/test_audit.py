@@ -342,7 +342,7 @@ def test_a_diverted_request_stays_so() -> None:
         bench.serve_broken("bad")
     bench.audit.on_flush()
     assert bench.audit.resume(0)
-    assert (bench.audit.is_on(key), bench.audit.generation(key)) == (True, state.generation)
+    assert (bench.audit.is_on(key), bench.audit.generation(key)) == (True, state.epoch.generation)
     assert planning.diversion(state) is Fallback.AUDIT
 
 

@@ -428,8 +428,7 @@ def test_every_context_and_every_reason_have_a_series() -> None:
     """A reason that only the planner knew would stop the scheduler when it is counted."""
     assert set(SPLICED_TOKENS.values) == {context.value for context in Context}
     req, series = request(retracted_stain=True), Kept()
-    req.pic.dropped = dict.fromkeys(DropReason, 2)
-    req.pic.lost_plan = Fallback.BATCH
+    req.pic.last_plan = LastPlan(dict.fromkeys(DropReason, 2), lost=Fallback.BATCH)
     Accounting(series).count_admitted(req, None, None, first_chunk=False)
     assert series.by_label(FALLBACKS) == {**{reason.value: 2 for reason in DropReason}, "batch": 1}
     assert list(FALLBACKS.values) == [reason.value for reason in REASONS], "no two reasons have one label"
