@@ -243,17 +243,8 @@ def _make_cache(
     labels: dict[str, str] | None,
 ) -> PicRadixCache:
     """The tree, and all that it serves with: first what knows rows, then the features, then the way of a request."""
-    window_rows = model.splicer.view.windows
-    if window_rows is not None:
-        keep_rows()
-    tree: PicRadixCache = create_unified_radix_cache(
-        ctx, cache_class=HiCacheTree if ctx.enable_hierarchical_cache else PicRadixCache
-    )
-    windows = None if window_rows is None else WindowRowsInTree(tree, window_rows.slots)
+    tree, windows, host, cost = _make_tree(ctx, model, path.splicer)
     media = images.make(ctx, has_host=tree.cache_controller is not None)
-    host, cost = None, model.cost
-    if isinstance(tree, HiCacheTree):
-        host, cost = _read_host(ctx, tree, path.splicer, cost)
     ranks = serving_group(ctx.tp_group)
     logs = ranks is None or ranks.rank_in_group == 0
     events = _make_events(ctx, config, model, media, labels)
@@ -264,10 +255,9 @@ def _make_cache(
         row_lookahead=model.row_lookahead,
         watch=events.note if events is not None and events.publishes else None,
     )
-    runner = ctx.tp_worker.model_runner
-    max_pinned = runner.token_to_kv_pool_allocator.size * config.pin_max_percent // 100
+    max_pinned = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size * config.pin_max_percent // 100
     pins = Pins(index, max_pinned, Series(pin_metrics.METRICS, labels), windows)
-    if runner.lora_manager is not None:
+    if ctx.tp_worker.model_runner.lora_manager is not None:
         pins.install(tree)
     publication = Publication(index, model.delimiters)
     noted = Faults(
@@ -279,7 +269,6 @@ def _make_cache(
     # An audit gives its slots back before pins do.
     listed: list[Feature | None] = [host, audit, pins, events]
     features = Features([each for each in listed if each is not None])
-    chunk, steps = ctx.model_config.attention_chunk_size, model.splicer.geometry.steps
     planning = Planning(
         index,
         config,
@@ -292,7 +281,7 @@ def _make_cache(
         host=host,
         windows=windows,
         media=media,
-        steps=(*([] if steps is None else [steps]), *([PositionSteps(chunk)] if chunk else [])),
+        steps=_steps(ctx, model.splicer),
     )
     if isinstance(tree, HiCacheTree) and not path.splicer.view.index:
         tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
@@ -325,6 +314,27 @@ def _make_events(
         series=Series(content_events.METRICS, labels),
         media=media,
     )
+
+
+def _steps(ctx: BuildContext, splicer: Splicer) -> tuple[PositionSteps, ...]:
+    """The steps of positions that rows keep to: of the rotation's scaling, and of chunks that attend to themselves."""
+    chunk, steps = ctx.model_config.attention_chunk_size, splicer.geometry.steps
+    return (*([] if steps is None else [steps]), *([PositionSteps(chunk)] if chunk else []))
+
+
+def _make_tree(
+    ctx: BuildContext, model: _LiveModel, splicer: Splicer
+) -> tuple[PicRadixCache, WindowRowsInTree | None, HostTier | None, CostModel | None]:
+    """The tree, its rows of windows and on the host where there are such, and what computing and splicing cost then."""
+    window_rows = model.splicer.view.windows
+    if window_rows is not None:
+        keep_rows()
+    kind = HiCacheTree if ctx.enable_hierarchical_cache else PicRadixCache
+    tree: PicRadixCache = create_unified_radix_cache(ctx, cache_class=kind)
+    windows = None if window_rows is None else WindowRowsInTree(tree, window_rows.slots)
+    if not isinstance(tree, HiCacheTree):
+        return tree, windows, None, model.cost
+    return tree, windows, *_read_host(ctx, tree, splicer, model.cost)
 
 
 def _read_host(

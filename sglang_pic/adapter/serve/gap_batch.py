@@ -215,8 +215,8 @@ def build_gap_batch(
         The layout; its splice covers every run of every request.
     """
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
-    moves, fetches, windows = list[_Move](), list[_Move](), list[torch.Tensor]()
-    locks, offset = ExitStack(), 0
+    moves, fetches, locks, offset = list[_Move](), list[_Move](), ExitStack(), 0
+    taken = [splice for splice in pending if splice is not None]
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
         owners += [i] * len(gaps)
@@ -231,14 +231,13 @@ def build_gap_batch(
             shifts = iter(splice.shifts)
             moves += [_Move(run, slots, rows[i], next(shifts)) for run, slots in splice.sources]
             fetches += [_Move(run, slots, rows[i], next(shifts)) for run, slots in splice.fetches]
-            windows += splice.window_sources
             locks.push(splice.locks)
         offset += extend_len
-    lens = [end - start for start, end in zip(starts, ends, strict=True)]
-    places = [0, *itertools.accumulate(lens[:-1])]
+    lens = [*map(int.__sub__, ends, starts)]
     runs = [move.run.num_tokens for move in moves + fetches], [move.shift for move in moves + fetches]
+    places = [0, *itertools.accumulate(lens[:-1])]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
-    moved, fetched = _gather_splice(moves, fetches, windows, wide)
+    moved, fetched = _gather_splice(moves, fetches, [slots for each in taken for slots in each.window_sources], wide)
     return GapBatch(
         splice=moved,
         fetch=fetched,
@@ -251,8 +250,8 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
-        donors=[donor for splice in filter(None, pending) for donor in splice.donors],
-        host=next((splice.host for splice in filter(None, pending)), None),
+        donors=[donor for each in taken for donor in each.donors],
+        host=taken[0].host if taken else None,
     )
 
 
