@@ -100,7 +100,7 @@ def _install(*_: object) -> None:
     _before(LlamaDecoderLayer, "forward", of_layer)
     _before(DeepseekV2DecoderLayer, "forward", of_layer)
     _before(Publication, "publish", of_req("publication"))
-    _before(Pins, "settle", of_req("pins"))
+    _before(Pins, "on_released", of_req("pins"))
     _before(Audit, "_keep", of_req("audit"))
 
 
