@@ -141,8 +141,8 @@ fuzz: setup .versions/fuzz ## fuzz the readers of traces, streams, options and s
 
 .PHONY: contract
 contract: setup $(foreach version,$(OTHER_SGLANG),.versions/sglang==$(version)) ## digests of the functions of SGLang that the tests ran with
-	$(BIN)/python -m sglang_pic.adapter.contract
-	for other in $(OTHER_SGLANG); do PYTHONPATH=$(CURDIR)/.versions/sglang==$$other $(BIN)/python -m sglang_pic.adapter.contract; done
+	$(BIN)/python -m sglang_pic.adapter.sglang.contract
+	for other in $(OTHER_SGLANG); do PYTHONPATH=$(CURDIR)/.versions/sglang==$$other $(BIN)/python -m sglang_pic.adapter.sglang.contract; done
 
 .PHONY: reference
 reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
@@ -249,7 +249,7 @@ release: setup ## VERSION=1.2.3: check, set the version, date the changelog, bui
 
 .PHONY: images
 images: setup ## with docker: SGLang's image with the plugin, and a CPU image for the demo; ARGS='--build-arg TORCH_INDEX=URL'
-	sglang="$$(sed -n 's/^BUILT_FOR = "\(.*\)"$$/\1/p' sglang_pic/adapter/contract.py)"; \
+	sglang="$$(sed -n 's/^BUILT_FOR = "\(.*\)"$$/\1/p' sglang_pic/adapter/sglang/contract.py)"; \
 	version="$$($(BIN)/sglang-pic --version | cut -d ' ' -f 2)"; \
 	docker build --target server --build-arg SGLANG="$$sglang" --tag "sglang-pic:v$$sglang-$$version" $(ARGS) .; \
 	docker build --target demo --tag "sglang-pic-demo:v$$sglang-$$version" $(ARGS) .

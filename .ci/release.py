@@ -73,7 +73,7 @@ def problems(version: str) -> Iterator[str]:
     section = _UNRELEASED.search(changelog)
     if section is None or not re.search("^- ", section[1], re.MULTILINE):
         yield "CHANGELOG.md: [Unreleased] lists nothing; say what changed for users"
-    contract = (ROOT / "sglang_pic" / "adapter" / "contract.py").read_text("utf8")
+    contract = (ROOT / "sglang_pic" / "adapter" / "sglang" / "contract.py").read_text("utf8")
     (built_for,) = re.findall(r'^BUILT_FOR = "(.+)"$', contract, re.MULTILINE)
     if section is None or f"\n| {built_for} |" not in section[1]:
         yield f"CHANGELOG.md: `Tested with` of [Unreleased] has no row of SGLang {built_for}; run `make tested`"

@@ -36,11 +36,11 @@ from pic_bench.frame import Finding, Result, Study, at_least, ms, result_of
 from pic_bench.report.markdown import Table
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.serve import accounting
+from sglang_pic.adapter.serve import account
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, Tokens
@@ -150,7 +150,7 @@ class _Host:
         self.in_tree = _Stopwatch(self.tree, "match_prefix", "path_device_indices", "lock", "unlock")
         self.table = torch.arange(at, at + longest, dtype=torch.int32).unsqueeze(0)
         self.planning = Planning(index, config, cost=None, max_sequences=4096, max_keys=1 << 24)
-        self.accounting = accounting.Accounting(Series(accounting.METRICS, None))
+        self.accounting = account.Accounting(Series(account.METRICS, None))
         self.publication = Publication(index, frozenset())
         self.runner: Any = SimpleNamespace(
             lora_manager=None,

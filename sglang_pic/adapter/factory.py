@@ -16,29 +16,24 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
 from sglang_pic.adapter import server_info
-from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.features import content_events, disaggregation, dp_attention, images
 from sglang_pic.adapter.features import pins as pin_metrics
-from sglang_pic.adapter.features.audit import hooks as audit_hooks
-from sglang_pic.adapter.features.audit import metrics as audit_metrics
+from sglang_pic.adapter.features.audit import audit_metrics
+from sglang_pic.adapter.features.audit import moments as audit_moments
 from sglang_pic.adapter.features.audit.audit import Audit
 from sglang_pic.adapter.features.content_events import ContentEvents, make_content_events
 from sglang_pic.adapter.features.drafts.draft import Draft, read_drafts
-from sglang_pic.adapter.features.hicache import store
-from sglang_pic.adapter.features.hicache import tree as hicache_tree
+from sglang_pic.adapter.features.hicache import hicache_tree, store
+from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
-from sglang_pic.adapter.features.hicache.tree import HiCacheTree
 from sglang_pic.adapter.features.pins import Pins
-from sglang_pic.adapter.features.windows import WindowRowsInTree, keep_rows
-from sglang_pic.adapter.hooks import apply_hooks
+from sglang_pic.adapter.features.window_rows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
-from sglang_pic.adapter.seams import BuildContext, ModelRunner
-from sglang_pic.adapter.serve import accounting, faults, modes
-from sglang_pic.adapter.serve import scheduler as scheduler_hooks
-from sglang_pic.adapter.serve.accounting import Accounting
+from sglang_pic.adapter.serve import account, faults, modes, receive
+from sglang_pic.adapter.serve.account import Accounting
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.forward import ForwardPath
@@ -46,11 +41,13 @@ from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.adapter.serve.tree import PicRadixCache
-from sglang_pic.adapter.startup import certified
-from sglang_pic.adapter.startup import metrics as startup_metrics
+from sglang_pic.adapter.sglang.contract import changed_attention, describe_changes
+from sglang_pic.adapter.sglang.hooks import apply_hooks
+from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner
+from sglang_pic.adapter.startup import certified, startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate, calibrate_fetch
 from sglang_pic.adapter.startup.fingerprint import read_fingerprint
 from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
@@ -130,9 +127,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
         reports["certificate"] = lambda: certificate
     server_info.install(reports, cache.features.reports, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
-    scheduler_hooks.install(cache, config.core, cache.planning.modes)
+    receive.install(cache, config.core, cache.planning.modes)
     if audit is not None:
-        audit_hooks.install(audit)
+        audit_moments.install(audit)
     if mode == "prefill":
         disaggregation.install_sender()
     apply_hooks()
@@ -288,7 +285,7 @@ def _make_cache(
         features.add(tree.store)
     tree.serve_with(
         planning=planning,
-        accounting=Accounting(Series(accounting.METRICS, labels), TrafficLog(features) if logs else None),
+        accounting=Accounting(Series(account.METRICS, labels), TrafficLog(features) if logs else None),
         publication=publication,
         faults=noted,
         features=features,
@@ -400,7 +397,7 @@ def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, 
     drafts = read_drafts(ctx, splicer)
     path = ForwardPath(
         splicer,
-        [] if audit is None else [audit_hooks.FirstTokens(audit)],
+        [] if audit is None else [audit_moments.FirstTokens(audit)],
         draft_splicers=[draft.splicer for draft in drafts],
     )
     path.install()

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from sglang_pic.adapter.features.drafts import workers as draft_workers
+from sglang_pic.adapter.features.drafts import draft_workers
 from sglang_pic.adapter.serve import frontend
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
 from sglang_pic.errors import ContractError, PicError
@@ -26,7 +26,7 @@ def register() -> None:
     Raises:
         SystemExit: SGLang is not what this version was built for, and the command line asks for the backend.
     """
-    from sglang_pic.adapter.contract import CONTRACT, FRONT, check_contract
+    from sglang_pic.adapter.sglang.contract import CONTRACT, FRONT, check_contract
 
     is_requested = _is_requested(sys.argv)
     try:
@@ -45,8 +45,8 @@ def register() -> None:
 
 def _create_cache(changed: list[str] | None, ctx: Any) -> Any:
     # Imported here: only a scheduler that was asked for the backend pays for torch and the core.
-    from sglang_pic.adapter.contract import check_contract
     from sglang_pic.adapter.factory import create_cache
+    from sglang_pic.adapter.sglang.contract import check_contract
 
     try:
         # The backend may be asked for in a file, or by a program.

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_pic.adapter.hooks import hook
+from sglang_pic.adapter.sglang.hooks import hook
 
 _CONTROLLER = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
 

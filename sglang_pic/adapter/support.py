@@ -12,10 +12,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sglang_pic.adapter.bodies import known_versions
-from sglang_pic.adapter.contract import BUILT_FOR, FEATURES, check_contract
-from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.sglang.bodies import known_versions
+from sglang_pic.adapter.sglang.contract import BUILT_FOR, FEATURES, check_contract
+from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner
 from sglang_pic.config import PicConfig
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.rope import (

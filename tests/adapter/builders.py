@@ -19,17 +19,17 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-from sglang_pic.adapter.hooks import listed
 from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.publish import Publication
+from sglang_pic.adapter.serve.receive import receive
 from sglang_pic.adapter.serve.rows import Rows
-from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import Counts, Epoch, LastPlan, PendingSplice, RequestState
 from sglang_pic.adapter.serve.tree import PicRadixCache
+from sglang_pic.adapter.sglang.hooks import listed
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Run, as_tokens
 

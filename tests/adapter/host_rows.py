@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from sglang_pic.adapter.features.hicache import tree as hicache_tree
+from sglang_pic.adapter.features.hicache import hicache_tree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
 from sglang_pic.adapter.metrics import Series

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import torch
 
-from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.sglang.hooks import apply_hooks
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
 from tests.forked.with_sglang import with_sglang

@@ -30,17 +30,17 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from torch.cpu import Event
 
-from sglang_pic.adapter.features.hicache.tree import HiCacheTree
+from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.pins import Pins
-from sglang_pic.adapter.features.windows import WindowRowsInTree
+from sglang_pic.adapter.features.window_rows import WindowRowsInTree
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.prompt_pass import alloc_anew
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.scheduler import receive
+from sglang_pic.adapter.serve.publish import Publication
+from sglang_pic.adapter.serve.receive import receive
 from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames

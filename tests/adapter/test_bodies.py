@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sglang_pic.adapter import bodies, contract, source
-from sglang_pic.adapter.bodies import TESTED_BODIES, changed_bodies, digest
-from sglang_pic.adapter.contract import ATTENTION_BODIES, BODIES, BUILT_FOR, FEATURES, installed_version
+from sglang_pic.adapter.sglang import bodies, contract, source
+from sglang_pic.adapter.sglang.bodies import TESTED_BODIES, changed_bodies, digest
+from sglang_pic.adapter.sglang.contract import ATTENTION_BODIES, BODIES, BUILT_FOR, FEATURES, installed_version
 
 _LOCK = '''
 class Tree:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_pic.adapter import hooks, source
-from sglang_pic.adapter.contract import (
+from sglang_pic.adapter.sglang import hooks, source
+from sglang_pic.adapter.sglang.contract import (
     BODIES,
     BUILT_FOR,
     CONTRACT,
@@ -81,7 +81,7 @@ def test_only_a_server_that_wants_the_backend_is_stopped() -> None:
     """
     script = (
         "import os, sys\n"
-        "import sglang_pic.adapter.contract as contract\n"
+        "import sglang_pic.adapter.sglang.contract as contract\n"
         "import sglang.srt.server_args\n"
         "from sglang.srt.plugins import load_plugins\n"
         "contract.CONTRACT = contract.FRONT = (contract.Symbol('sglang.srt.gone.Gone', why='a test'),)\n"
@@ -122,7 +122,7 @@ def test_a_server_with_a_gpu_loads_neither_the_cpu_platform_nor_benchmarks() -> 
 def test_every_function_that_is_hooked_is_in_the_contract() -> None:
     """And every row of the table of hooks is somebody's: code that registers no row of it would not be found by it."""
     listed = {symbol.path for symbols in (FRONT, HTTP, CONTRACT, *FEATURES.values()) for symbol in symbols}
-    root = Path(hooks.__file__).parent
+    root = Path(hooks.__file__).parent.parent
     for owner, rows in hooks.HOOKS.items():
         assert {f"sglang.srt.{target}" for target in rows} <= listed
         text = (root / owner.replace(".", "/")).with_suffix(".py").read_text()

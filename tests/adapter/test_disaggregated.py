@@ -17,7 +17,8 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_pic.adapter.features import disaggregation
-from sglang_pic.adapter.serve import frontend, scheduler
+from sglang_pic.adapter.serve import frontend
+from sglang_pic.adapter.serve import receive as reception
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.core import ReusePolicy
@@ -33,7 +34,7 @@ _COMMITTED, _SENT = "around DecodeTransferQueue._commit_transfer_to_req", "after
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
     """By the name of what they hook, the functions of both servers."""
-    found = hooks_of(monkeypatch, disaggregation, scheduler)
+    found = hooks_of(monkeypatch, disaggregation, reception)
     disaggregation.install_sender()
     disaggregation.install_receiver(ReusePolicy(), Modes())
     return found
@@ -53,7 +54,7 @@ def test_a_request_has_one_key_on_both_servers(
     options: object, fields: dict[str, Any], hooked: dict[str, Callable[..., Any]]
 ) -> None:
     here, there = request(asked=options, **fields), request(asked=options, **fields)
-    scheduler.receive(here, Features(), ReusePolicy(), Modes())
+    reception.receive(here, Features(), ReusePolicy(), Modes())
     hooked[_RECEIVED](None, there)
     assert there.extra_key == here.extra_key
     is_unmarked = options in ({}, {"edit": "notes"}, {"seam_tokens": 3}) and not there.lora_id
@@ -84,7 +85,7 @@ def test_a_prompt_is_computed_again_where_its_rows_are(
     given = asked.sampling_params.pop("custom_params")
     assert asked.sampling_params == sent["sampling_params"]
     there = request(asked=given["pic"], extra_key=asked.extra_key, cache_salt=asked.cache_salt)
-    scheduler.receive(there, Features(), ReusePolicy(), Modes())
+    reception.receive(there, Features(), ReusePolicy(), Modes())
     assert (there.extra_key, there.cache_salt) == (req.extra_key, req.cache_salt)
     assert there.pic.options == msgspec.structs.replace(req.pic.options, pin=None)
 
@@ -95,10 +96,10 @@ def test_a_request_that_cannot_be_read_is_kept_apart(
     def fail(*_: object) -> None:
         raise ValueError
 
-    monkeypatch.setattr(scheduler, "parse_options", fail)
+    monkeypatch.setattr(reception, "parse_options", fail)
     req = request(asked={})
     hooked[_RECEIVED](None, req)
-    assert req.extra_key == scheduler.tree_key(None, lane="off")
+    assert req.extra_key == reception.tree_key(None, lane="off")
 
 
 def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, Callable[..., Any]]) -> None:

@@ -20,8 +20,8 @@ from unittest.mock import patch
 
 import pytest
 
-from sglang_pic.adapter.bodies import known_versions
-from sglang_pic.adapter.contract import BUILT_FOR, installed_version
+from sglang_pic.adapter.sglang.bodies import known_versions
+from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.support import SUPPORT, Area, Level, check_support, find
 from sglang_pic.cli import main
 from sglang_pic.config import PicConfig, read_config

@@ -15,13 +15,13 @@ from pic_platform import speculation
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-from sglang_pic.adapter.features.drafts import workers as draft_workers
+from sglang_pic.adapter.features.drafts import draft_workers
 from sglang_pic.adapter.features.drafts.draft import named, read_drafts
 from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime.splice import Splicer

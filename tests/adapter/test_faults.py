@@ -14,17 +14,18 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.namespace import tree_key
-from sglang_pic.adapter.serve import forward, scheduler
-from sglang_pic.adapter.serve.accounting import FALLBACKS, TOKENS, UNDONE, Accounting
+from sglang_pic.adapter.serve import forward
+from sglang_pic.adapter.serve import receive as reception
+from sglang_pic.adapter.serve.account import FALLBACKS, TOKENS, UNDONE, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import SWITCHED_OFF, Faults
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.resolver import TreeResolver
-from sglang_pic.adapter.serve.scheduler import receive
+from sglang_pic.adapter.serve.publish import Publication
+from sglang_pic.adapter.serve.receive import receive
+from sglang_pic.adapter.serve.resolve import TreeResolver
 from sglang_pic.adapter.serve.state import Epoch, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Plan
@@ -232,9 +233,9 @@ def test_a_pin_that_cannot_be_given_back_alone_goes_with_all(rank: Rank, monkeyp
 
 
 def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    hooked = hooks_of(monkeypatch, scheduler)
-    scheduler.install(rank.tree, _CORE, Modes())
-    monkeypatch.setattr(scheduler, "parse_options", fail)
+    hooked = hooks_of(monkeypatch, reception)
+    reception.install(rank.tree, _CORE, Modes())
+    monkeypatch.setattr(reception, "parse_options", fail)
     req = request(extra_key="tenant", cache_salt="salt")
     hooked["after Req.__init__"](None, req)
     state: RequestState = req.pic

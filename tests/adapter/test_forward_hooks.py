@@ -10,9 +10,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models import deepseek_v2
 from sglang.srt.runtime_context import get_context
 
-from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.serve import forward
 from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
+from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from tests.adapter.builders import request, scheduled
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sglang.srt.plugins.hook_registry import HookRegistry as registry
 
-from sglang_pic.adapter import hooks
-from sglang_pic.adapter.hooks import apply_hooks, hook
+from sglang_pic.adapter.sglang import hooks
+from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.errors import ContractError
 
 

@@ -20,8 +20,8 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel
 from torch import nn
 
+from sglang_pic.adapter.features.hicache.hicache_tree import INDEXED_STORE, HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
-from sglang_pic.adapter.features.hicache.tree import INDEXED_STORE, HiCacheTree
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.adapter.serve.rows import OnDevice, Rows

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.mem_cache.utils import get_hash_str
 
-from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
+from sglang_pic.adapter.serve.account import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.state import PendingSplice

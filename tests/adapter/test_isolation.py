@@ -16,7 +16,7 @@ from sglang_pic.adapter.features.pins import _describe
 from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict, tree_key
 from sglang_pic.adapter.serve.frontend import _validate
 from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
-from sglang_pic.adapter.serve.scheduler import serve_apart
+from sglang_pic.adapter.serve.receive import serve_apart
 from sglang_pic.errors import ConfigError
 from tests.adapter.builders import Server, request
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
 from pic_bench.probe_plugin.plugin import _plan
@@ -11,10 +15,10 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
-from sglang_pic.adapter.serve.scheduler import receive
+from sglang_pic.adapter.serve.receive import receive
 from sglang_pic.adapter.serve.state import Epoch, RequestState
 from sglang_pic.core import DropReason
-from tests.adapter.builders import Server
+from tests.adapter.builders import Server, make_planning
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 IN_PLACE = {"edit": "in_place", "max_field_tokens": 128}
@@ -134,3 +138,24 @@ def test_a_rest_too_short_to_be_planned_is_computed_because_of_a_field_that_was_
     assert [spans[-1][1] for spans in found] == [end - 1] * 3
     assert found[1] == found[2] != found[0]
     req.pic.release_row()
+
+
+def test_the_feature_that_contributing_shows_works() -> None:
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    made: dict[str, Any] = {}
+    exec(code, made)
+    quota = made["Quota"](max_tokens=100)
+    server = Server()
+    server.planning = make_planning(server.index, server.config, features=Features([quota]))
+    server.serve(TEXT)
+    for number, is_over in ((1, False), (2, True)):
+        req = server.plan([number, *TEXT])
+        assert (server.planning.refusal(req) is Fallback.SWITCHED) == is_over
+        state: RequestState = req.pic
+        state.count(state.admit(0, len(TEXT) + 1, first_chunk=True))
+        quota.on_admitted(req)
+        state.release_row()
+    assert quota.reports()["quota"].num_spliced["None"] >= 100
+    quota.on_flush()
+    assert server.planning.refusal(server.plan([3, *TEXT])) is None

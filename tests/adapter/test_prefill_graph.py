@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_pic.adapter.contract import BUILT_FOR, installed_version
+from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
 from tests.adapter.processes import on_live_model, spliced_path

@@ -17,14 +17,14 @@ from sglang_pic.adapter import server_info
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace, is_strict
-from sglang_pic.adapter.serve import scheduler
-from sglang_pic.adapter.serve.accounting import FALLBACKS, SPLICED_TOKENS, Accounting
+from sglang_pic.adapter.serve import receive as reception
+from sglang_pic.adapter.serve.account import FALLBACKS, SPLICED_TOKENS, Accounting
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.modes import MODE_OFF, SWITCH_KEY, Cause, Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.scheduler import _details, receive
+from sglang_pic.adapter.serve.receive import _details, receive
 from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState
 from sglang_pic.adapter.serve.tree import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.support import max_keys, max_sequences, refused_backend
@@ -287,8 +287,8 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
         planning=SimpleNamespace(refusal=lambda _: None, flush=lambda: None),
         publication=SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req)),
     )
-    hooks = hooks_of(monkeypatch, scheduler)
-    scheduler.install(cache, ReusePolicy(), Modes())
+    hooks = hooks_of(monkeypatch, reception)
+    reception.install(cache, ReusePolicy(), Modes())
 
     def new_request() -> Any:
         hooks["after Req.__init__"](None, req := request())

@@ -18,7 +18,7 @@ from sglang.srt.environ import envs
 from sglang.srt.mem_cache import registry
 
 import sglang_pic
-from sglang_pic.adapter.contract import BUILT_FOR, FEATURES, Symbol
+from sglang_pic.adapter.sglang.contract import BUILT_FOR, FEATURES, Symbol
 from sglang_pic.adapter.support import SUPPORT, Level, check_features, check_support
 from sglang_pic.config import CONFIG_VARIABLE, PicConfig
 from sglang_pic.errors import ContractError, UnsupportedError

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang_pic.adapter.features.content_events import ContentEvents
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, told_key, tree_key
 from sglang_pic.adapter.serve.feature import Feature, Features
-from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.core import ContentIndex, RowNames, as_tokens
 from tests.adapter.builders import make_allocator, make_tree, request

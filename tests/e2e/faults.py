@@ -49,13 +49,13 @@ def _install(*_: object) -> None:
 
     from sglang_pic.adapter.features.audit.audit import Audit
     from sglang_pic.adapter.features.pins import Pins
-    from sglang_pic.adapter.serve import scheduler
-    from sglang_pic.adapter.serve.accounting import Accounting
+    from sglang_pic.adapter.serve import receive as reception
+    from sglang_pic.adapter.serve.account import Accounting
     from sglang_pic.adapter.serve.forward import ForwardPath
     from sglang_pic.adapter.serve.gap_batch import GapBatch
     from sglang_pic.adapter.serve.planning import Planning
-    from sglang_pic.adapter.serve.publication import Publication
-    from sglang_pic.adapter.serve.resolver import TreeResolver
+    from sglang_pic.adapter.serve.publish import Publication
+    from sglang_pic.adapter.serve.resolve import TreeResolver
     from sglang_pic.adapter.serve.state import RequestState
 
     armed: set[str] = set()
@@ -89,7 +89,7 @@ def _install(*_: object) -> None:
         if _layer_id(layer):
             of_armed("pass")()
 
-    _before(scheduler, "parse_options", _of_parameters)
+    _before(reception, "parse_options", _of_parameters)
     _before(Planning, "plan", of_req("plan", "resolve", "admission"))
     _before(TreeResolver, "_find", of_armed("resolve"))
     _before(RequestState, "admit", of_armed("admission"))

@@ -29,7 +29,7 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Write what ran, beside what is on record of other tests with this version of SGLang."""
-        from sglang_pic.adapter.contract import installed_version
+        from sglang_pic.adapter.sglang.contract import installed_version
 
         version = installed_version()
         before = outcomes.read() if outcomes.FILE.exists() else None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sglang_pic.adapter.contract import BUILT_FOR, installed_version
+from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from tests.e2e.servers import AT_SHIFT_ZERO, AUDITED
 from tests.e2e.serving import Client, greedy, random_tokens, serve, wait_until
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="the matrix reads the kernels' pools")
 from pic_bench.pages import outcomes
 
-from sglang_pic.adapter.contract import BUILT_FOR
+from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from sglang_pic.adapter.support import SUPPORT, Area, Level
 from tests.e2e.matrix import features_of, function_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sglang_pic.adapter.features.audit import metrics as audit
+from sglang_pic.adapter.features.audit import audit_metrics as audit
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 
 pytest.importorskip("torch", reason="the list of metrics is read from the adapter")

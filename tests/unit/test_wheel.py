@@ -162,7 +162,7 @@ def test_every_verb_runs_in_an_environment_with_nothing_else(
 
 FILES = {
     "sglang_pic/__init__.py": '__version__ = "0.2.0"\n',
-    "sglang_pic/adapter/contract.py": 'BUILT_FOR = "0.5.23"\n',
+    "sglang_pic/adapter/sglang/contract.py": 'BUILT_FOR = "0.5.23"\n',
     "bench/pyproject.toml": 'version = "0.2.0"\n',
     "CHANGELOG.md": (
         "# Changelog\n\n## [Unreleased]\n\n- One thing.\n\n### Tested with\n\n| SGLang | Python |\n| --- | --- |\n"

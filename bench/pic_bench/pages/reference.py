@@ -21,13 +21,13 @@ import sglang_pic
 from pic_bench.pages import board, outcomes
 from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
 from sglang_pic.adapter.features import content_events, pins
-from sglang_pic.adapter.features.audit import metrics as audit_metrics
+from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.features.hicache import store
 from sglang_pic.adapter.metrics import Metric
-from sglang_pic.adapter.serve import accounting, faults, modes
+from sglang_pic.adapter.serve import account, faults, modes
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
-from sglang_pic.adapter.startup import metrics as startup_metrics
+from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Level, Support
 from sglang_pic.config import PicConfig
 from sglang_pic.core.settings import Setting, settings_of
@@ -38,7 +38,7 @@ OPERATE: Final = PAGE.with_name("OPERATE.md")
 _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
 METRICS: Final = (
-    *accounting.METRICS,
+    *account.METRICS,
     *faults.METRICS,
     *modes.METRICS,
     *pins.METRICS,
@@ -92,7 +92,7 @@ def _metrics() -> str:
 
 
 def _labels() -> str:
-    with_values = [metric for metric in METRICS if metric.values and metric is not accounting.FALLBACKS]
+    with_values = [metric for metric in METRICS if metric.values and metric is not account.FALLBACKS]
     return "\n".join(f"{_label_title(metric)}\n\n{_values(metric)}" for metric in with_values)
 
 

@@ -13,7 +13,7 @@ import torch
 from pic_bench.probe_plugin.row_watch import RowWatch
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.pins import Pins
-from sglang_pic.adapter.seams import ModelRunner
+from sglang_pic.adapter.sglang.seams import ModelRunner
 from sglang_pic.core.invariants import check
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pic_bench.probe_plugin import PROBE_VARIABLE
 from pic_bench.probe_plugin.options import ProbeConfig, ProbeReport, load, parse_probed, probe_of
-from sglang_pic.adapter.contract import Symbol, check_contract
+from sglang_pic.adapter.sglang.contract import Symbol, check_contract
 from sglang_pic.errors import PicError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _CONTRACT = (
     Symbol(_CREATE, ("ctx",), ("get_radix_cache_factory(",), why="the moment to hook the serving path"),
 )
 _SERVE = "sglang_pic.adapter.serve"
-_PATH, _CACHE = f"{_SERVE}.forward.ForwardPath", f"{_SERVE}.cache.PicRadixCache"
+_PATH, _CACHE = f"{_SERVE}.forward.ForwardPath", f"{_SERVE}.tree.PicRadixCache"
 # Of SGLang's dummy weights, uniform in [-1e-3, 1e-3).
 _DUMMY_STD = 1e-3 / 3**0.5
 _GAINS = {"q_proj": 2.0, "k_proj": 2.0, "qkv_proj": 2.0, "kv_a_proj": 2.0, "lm_head": 3.0}

@@ -26,7 +26,7 @@ from torch import Tensor
 from sglang_pic.runtime.views import PoolView
 
 if TYPE_CHECKING:
-    from sglang_pic.adapter.seams import ModelRunner
+    from sglang_pic.adapter.sglang.seams import ModelRunner
 
 logger = logging.getLogger(__name__)
 

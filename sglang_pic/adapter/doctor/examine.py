@@ -11,14 +11,14 @@ from unittest.mock import patch
 
 import msgspec
 
-from sglang_pic.adapter.contract import (
+from sglang_pic.adapter.doctor.findings import Finding, Findings
+from sglang_pic.adapter.doctor.server import Resolved, resolve
+from sglang_pic.adapter.sglang.contract import (
     changed_attention,
     check_contract,
     describe_changes,
     installed_version,
 )
-from sglang_pic.adapter.doctor.findings import Finding, Findings
-from sglang_pic.adapter.doctor.server import Resolved, resolve
 from sglang_pic.adapter.startup.certified import settle
 from sglang_pic.adapter.startup.tokenizer import read_tokenizer
 from sglang_pic.adapter.support import (

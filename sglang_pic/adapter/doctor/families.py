@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.doctor.cards import CARDS
 from sglang_pic.adapter.doctor.examine import refusals_of
 from sglang_pic.adapter.doctor.server import resolve
+from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from sglang_pic.config import PicConfig
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.page_tables import table

@@ -13,10 +13,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.namespace import Namespace, told_key
-from sglang_pic.adapter.seams import Tree
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.media import TextOnly
+from sglang_pic.adapter.sglang.seams import Tree
 from sglang_pic.config import ContentEvents as ContentEventsConfig
 from sglang_pic.core import ContentIndex, Tokens
 from sglang_pic.route.publisher import Publisher, all_donors

@@ -19,14 +19,14 @@ from typing import Any, Final
 import torch
 from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
-from sglang_pic.adapter.hooks import apply_hooks, hook
 from sglang_pic.adapter.namespace import OFF_LANE
-from sglang_pic.adapter.seams import BuildContext, Req
-from sglang_pic.adapter.serve import scheduler
+from sglang_pic.adapter.serve import receive as reception
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.state import Counts, RequestState
+from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
+from sglang_pic.adapter.sglang.seams import BuildContext, Req
 from sglang_pic.core import ReusePolicy
 
 logger = logging.getLogger(__name__)
@@ -59,16 +59,16 @@ def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         try:
-            scheduler.receive(req, features, policy, modes)
+            reception.receive(req, features, policy, modes)
         except Exception:
             logger.exception("sglang_pic: request %s is kept apart from spliced rows", req.rid)
-            scheduler.serve_apart(req)
+            reception.serve_apart(req)
 
     hook(__name__, "Req.__init__", on_request)
     hook(__name__, "Req.build_rebootstrap_payload", _ask_again)
     hook(__name__, "DecodeTransferQueue._commit_transfer_to_req", _receive_counts)
     modes.install()
-    scheduler.install_details()
+    reception.install_details()
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.hooks import hook
-from sglang_pic.adapter.seams import ScheduleBatch
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.sglang.hooks import hook
+from sglang_pic.adapter.sglang.seams import ScheduleBatch
 
 _MODULE = "managers.scheduler_components.dp_attn"
 

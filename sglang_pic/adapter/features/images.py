@@ -27,8 +27,8 @@ import numpy.typing as npt
 import torch
 
 from sglang_pic.adapter.probe.gathered import gathers
-from sglang_pic.adapter.seams import BuildContext, MediaItem, Req
 from sglang_pic.adapter.serve.media import Media, TextOnly
+from sglang_pic.adapter.sglang.seams import BuildContext, MediaItem, Req
 from sglang_pic.adapter.support import disaggregation_mode
 from sglang_pic.core import MEDIA_FROM, Run, Span, Tokens
 

@@ -19,16 +19,16 @@ import numpy as np
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.options import Skills
 from sglang_pic.adapter.serve.rows import WindowRows
 from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.sglang.hooks import hook
+from sglang_pic.adapter.sglang.seams import Req, Tree
 from sglang_pic.core import ContentIndex, Path, PlanOptions, Reason, Tokens, common_len
 
 

@@ -14,7 +14,7 @@ import torch
 
 from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.probe.gathered import tell_alike
-from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, RunnerOutput
 from sglang_pic.errors import ContractError
 
 PADDING_ROW = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.seams import ForwardBatch
+from sglang_pic.adapter.sglang.seams import ForwardBatch
 
 
 def gathers() -> bool:

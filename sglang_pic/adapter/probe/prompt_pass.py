@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import get_lora
 from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
 from sglang_pic.adapter.probe.slots import whole_pages
-from sglang_pic.adapter.seams import Allocator, ModelRunner, Tree
+from sglang_pic.adapter.sglang.seams import Allocator, ModelRunner, Tree
 
 STEP_TOKENS = 256
 """Most tokens that an arriving request waits for: about the smallest batch that keeps a GPU busy."""

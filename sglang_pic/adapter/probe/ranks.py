@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.seams import TpGroup
+from sglang_pic.adapter.sglang.seams import TpGroup
 from sglang_pic.errors import ContractError, UnsupportedError
 
 

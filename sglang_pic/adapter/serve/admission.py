@@ -17,11 +17,11 @@ from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
-from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.resolver import ResolveError
+from sglang_pic.adapter.serve.resolve import ResolveError
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, goes_by_place
 from sglang_pic.adapter.serve.tree import PicRadixCache
+from sglang_pic.adapter.sglang.seams import Req
 
 _SIGNATURE = inspect.signature(PrefillAdder.__init__)
 # Larger than any budget: a limit that must not bind.

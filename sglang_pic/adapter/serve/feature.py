@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.sglang.seams import Req, Tree
 from sglang_pic.core import PlanOptions
 
 F = TypeVar("F", bound="Feature")

@@ -26,14 +26,14 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.probe.gathered import tell_alike
-from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import Fetch, GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.rows import HostRows
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
+from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
+from sglang_pic.adapter.sglang.hooks import hook
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
 from sglang_pic.errors import ContractError
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind

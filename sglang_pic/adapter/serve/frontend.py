@@ -12,10 +12,10 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sglang_pic.adapter.hooks import apply_hooks, hook
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve import headers
 from sglang_pic.adapter.serve.options import parse_options, shown
+from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.errors import ConfigError
 
 BACKEND_NAME = "pic"
@@ -42,7 +42,7 @@ def install_http() -> None:
     """
     from sglang.srt.entrypoints import http_server
 
-    from sglang_pic.adapter.contract import HTTP, check_contract
+    from sglang_pic.adapter.sglang.contract import HTTP, check_contract
 
     check_contract(HTTP)
     hook(__name__, "serve_generate_request", _serve_generate)

@@ -25,9 +25,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from sglang_pic.adapter.probe.copies import to_device
-from sglang_pic.adapter.seams import ForwardBatch, ModelRunner
 from sglang_pic.adapter.serve.rows import HostRows, OnDevice
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner
 from sglang_pic.core import Run
 
 _C = TypeVar("_C")

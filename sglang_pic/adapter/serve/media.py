@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sglang_pic.adapter.seams import Req
+from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import Run, Span, Tokens, as_tokens
 
 

@@ -12,8 +12,8 @@ import msgspec
 
 from sglang_pic.adapter import server_info
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
-from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)

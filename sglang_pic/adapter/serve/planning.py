@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from sglang_pic.adapter.namespace import Namespace, without_lane
-from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.media import TextOnly, tokens_of
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.resolver import TreeResolver
+from sglang_pic.adapter.serve.resolve import TreeResolver
 from sglang_pic.adapter.serve.rows import HostRows, WindowRows
 from sglang_pic.adapter.serve.state import Judged, LastPlan, PendingSplice, RequestState
+from sglang_pic.adapter.sglang.seams import Req, Tree
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, PositionSteps, ReusePolicy, Tokens
 

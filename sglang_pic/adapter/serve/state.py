@@ -14,11 +14,11 @@ import msgspec
 import torch
 
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
-from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.adapter.serve.rows import HostRows, OnDevice, Rows
+from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import DropReason, Exactness, Plan, Run, Span, Tokens, common_len
 
 

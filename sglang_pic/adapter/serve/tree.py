@@ -11,14 +11,14 @@ from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_pic.adapter.seams import Req
-from sglang_pic.adapter.serve.accounting import Accounting
+from sglang_pic.adapter.serve.account import Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.state import is_apart, keep_apart
+from sglang_pic.adapter.sglang.seams import Req
 
 
 class PicRadixCache(UnifiedRadixCache):

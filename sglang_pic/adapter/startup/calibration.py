@@ -18,11 +18,11 @@ import torch
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.probe.slots import borrow_slots, longest_borrowed, map_windows
-from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.core import CostModel, Path, Plan, Run
 from sglang_pic.core.costs import FEW_TOKENS, SEQUENCES, GapTimings, Timing, learn_costs
 from sglang_pic.runtime.splice import Splicer

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sglang_pic.adapter.contract import installed_version
 from sglang_pic.adapter.probe.ranks import check_alike
-from sglang_pic.adapter.seams import BuildContext
-from sglang_pic.adapter.startup import metrics
+from sglang_pic.adapter.sglang.contract import installed_version
+from sglang_pic.adapter.sglang.seams import BuildContext
+from sglang_pic.adapter.startup import startup_metrics as metrics
 from sglang_pic.adapter.startup.fingerprint import read_weights
 from sglang_pic.adapter.support import disaggregation_mode
 from sglang_pic.certificate import Checked, Served, check_certificate, choose_preset, policy_settings

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sglang_pic.adapter.probe.ranks import all_digests
-from sglang_pic.adapter.seams import ModelRunner, TpGroup
+from sglang_pic.adapter.sglang.seams import ModelRunner, TpGroup
 from sglang_pic.core import CoreConfig
 from sglang_pic.runtime.splice import Splicer
 

@@ -19,11 +19,11 @@ import torch
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.probe.slots import borrow_slots
-from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.core import Path, Plan, Run
 from sglang_pic.runtime.checks.gap_rows import GapErrors, GapRows, judge_gaps, measure_gaps, read_rows
 from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows

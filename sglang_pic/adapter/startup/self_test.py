@@ -19,11 +19,11 @@ import torch
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
 from sglang_pic.adapter.probe.slots import PoolTooSmallError, borrow_slots
-from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
 from sglang_pic.adapter.startup.tokenizer import Tokenizer
 from sglang_pic.config import PicConfig

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 import torch
 
-from sglang_pic.adapter.features.audit import metrics
+from sglang_pic.adapter.features.audit import audit_metrics as metrics
+from sglang_pic.adapter.features.audit.audit_metrics import AuditSkip
 from sglang_pic.adapter.features.audit.ledger import AuditLedger, Window
-from sglang_pic.adapter.features.audit.metrics import AuditSkip
 from sglang_pic.adapter.features.audit.queue import Drawn, FullQueue
 from sglang_pic.adapter.features.audit.report import (
     AuditReport,
@@ -35,10 +35,10 @@ from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import is_too_long
 from sglang_pic.adapter.probe.ranks import agree_on_largest
-from sglang_pic.adapter.seams import ModelRunner, Req, Scheduler, TpGroup
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.sglang.seams import ModelRunner, Req, Scheduler, TpGroup
 from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from sglang_pic.adapter.features.audit.audit_metrics import AuditSkip
 from sglang_pic.adapter.features.audit.ledger import Window
-from sglang_pic.adapter.features.audit.metrics import AuditSkip
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.copies import to_host
 from sglang_pic.adapter.probe.prompt_pass import PromptPass, has_adapter, take_slots
-from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
+from sglang_pic.adapter.sglang.seams import ModelRunner, Scheduler, Tree
 from sglang_pic.runtime.divergence import kl_and_differs
 
 # A prompt that lost its slots this often is given up.

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.seams import Tree
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
 from sglang_pic.adapter.serve.rows import NOTHING, OnDevice, OnHost
+from sglang_pic.adapter.sglang.seams import Tree
 from sglang_pic.core import Tokens, as_tokens
 
 

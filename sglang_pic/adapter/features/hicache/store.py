@@ -38,12 +38,12 @@ from sglang_pic.adapter.features.hicache.host_tier import BackedPath
 from sglang_pic.adapter.features.hicache.store_objects import objects_of
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.namespace import Namespace, is_shared, is_strict
-from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.planning import Planning, donor_namespaces
-from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.state import LOADED_PATHS, RequestState
+from sglang_pic.adapter.sglang.seams import Req, Tree
 from sglang_pic.core import LEAST_UNKNOWN, Directory, Found, Objects, Sums, Tokens, as_tokens
 
 logger = logging.getLogger(__name__)

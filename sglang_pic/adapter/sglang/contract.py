@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sglang_pic.adapter import bodies, source
-from sglang_pic.adapter.seams import FEATURE_SEAMS, SEAMS, members
+from sglang_pic.adapter.sglang import bodies, source
+from sglang_pic.adapter.sglang.seams import FEATURE_SEAMS, SEAMS, members
 from sglang_pic.errors import ContractError
 
 BUILT_FOR = "0.5.23"
@@ -127,7 +127,7 @@ def describe_changes(changed: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the digests of the installed SGLang into the table of tested bodies."""
     parser = argparse.ArgumentParser(
-        prog="python -m sglang_pic.adapter.contract",
+        prog="python -m sglang_pic.adapter.sglang.contract",
         description="Writes the digests of the installed SGLang into the table of tested bodies. Run the tests first.",
     )
     parser.parse_args(argv)

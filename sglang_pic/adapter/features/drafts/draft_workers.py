@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_pic.adapter.hooks import hook
+from sglang_pic.adapter.sglang.hooks import hook
 
 _workers: list[Any] = []
 """One for each scheduler of this process, which are as many as there are caches."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from sglang_pic.adapter import source
+from sglang_pic.adapter.sglang import source
 
 TABLE: Final = Path(__file__).with_suffix(".toml")
 _HEADER: Final = """\

@@ -15,9 +15,9 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResul
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.seams import Tree
 from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.rows import NOTHING, HostRows, OnDevice, OnHost, Rows, WindowRows
+from sglang_pic.adapter.sglang.seams import Tree
 from sglang_pic.core import Path, RowNames, Span, intersect_spans
 
 

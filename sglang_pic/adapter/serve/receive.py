@@ -8,9 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key, unmarked
-from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Features
@@ -18,6 +16,8 @@ from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.adapter.serve.state import FIRST, Counts, Epoch, RequestState, is_apart, keep_apart
 from sglang_pic.adapter.serve.tree import PicRadixCache
+from sglang_pic.adapter.sglang.hooks import hook
+from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import ReusePolicy, has_bolder_preset
 from sglang_pic.errors import ConfigError
 

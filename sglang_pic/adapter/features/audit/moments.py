@@ -10,8 +10,8 @@ from collections.abc import Callable
 from sglang_pic.adapter import server_info
 from sglang_pic.adapter.features.audit.audit import DRAWN, Audit, is_drawn
 from sglang_pic.adapter.features.audit.report import RESUME_KEY
-from sglang_pic.adapter.hooks import hook
-from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch, Scheduler
+from sglang_pic.adapter.sglang.hooks import hook
+from sglang_pic.adapter.sglang.seams import Req, RunnerOutput, ScheduleBatch, Scheduler
 
 
 class FirstTokens:

@@ -10,11 +10,11 @@ from sglang.srt.mem_cache import base_prefix_cache as base
 
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
-from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.namespace import is_strict
-from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.tree import PicRadixCache
+from sglang_pic.adapter.sglang.hooks import hook
+from sglang_pic.adapter.sglang.seams import Req
 
 INDEXED_STORE: Final = (
     "A store of HiCache would take index keys of spliced rows for computed ones; start without --radix-cache-backend "

@@ -27,7 +27,7 @@ import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_pic.adapter.seams import WindowTree
+from sglang_pic.adapter.sglang.seams import WindowTree
 from sglang_pic.core import Span
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
-from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
+from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import Context, CostModel, Plan, Reason, intersect_spans
 
 TOKENS: Final = Metric(
