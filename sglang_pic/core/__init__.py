@@ -8,6 +8,7 @@ from sglang_pic.core.directory import LEAST_UNKNOWN, Directory, Found, Objects, 
 from sglang_pic.core.exactness import Exactness
 from sglang_pic.core.index import ContentIndex, IndexStats, RowNames
 from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
+from sglang_pic.core.native import load_loops
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
@@ -52,6 +53,7 @@ __all__ = [
     "common_len",
     "has_bolder_preset",
     "intersect_spans",
+    "load_loops",
     "rows_from_store",
     "rows_of_request",
     "with_preset",

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sglang_pic.core.native import compiled
+from sglang_pic.core import token_loops
 from sglang_pic.core.plan import Context
 from sglang_pic.core.spans import Span
-from sglang_pic.core.tokens import MEDIA_FROM, TOKEN_BYTES, Tokens, common_len
+from sglang_pic.core.tokens import MEDIA_FROM, Tokens, common_len
 from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
 
 # So many tokens that are equal on both sides put them in step again; fewer are equal by chance.
@@ -83,7 +83,7 @@ class Aligner:
 
     def __init__(self, trie: Trie, tokens: Tokens, max_field_tokens: int) -> None:
         self._trie, self._tokens, self._most = trie, tokens, max_field_tokens
-        self._probes = sorted({round(part * max_field_tokens) for part in _PROBES})
+        self._probes = np.array(sorted({round(part * max_field_tokens) for part in _PROBES}), np.int64)
         # (serial of a node, shift) -> the last alignment there: a run further on often lies on the same path.
         self._known: dict[tuple[int, int], tuple[int, Alignment]] = {}
         self._known_parts: dict[tuple[bytes, int, int], list[tuple[Span, Span]]] = {}
@@ -139,6 +139,9 @@ class Aligner:
 
     def _shared_len(self, node: Node) -> int:
         """How many leading tokens the path to `node` shares with the prompt."""
+        known = self._shared.get(node.serial)
+        if known is not None:
+            return known
         if not self._shared:
             # The prompt's own path; a miss never asks.
             last, length = self._trie.walk(self._tokens)
@@ -175,7 +178,7 @@ class Aligner:
         most = self._most
         old = tokens_before(node, old_end, min(most + _FLANK_TOKENS, old_end - shared))
         new = self._tokens[max(shared, new_end - most - _FLANK_TOKENS) : new_end]
-        skipped, at = find_flank(old, new, self._probes, _FLANK_TOKENS)
+        skipped, at = token_loops.find_flank(old, new, self._probes, _FLANK_TOKENS)
         if at < 0:
             return None
         new_at = at + _FLANK_TOKENS
@@ -245,25 +248,3 @@ def _join(rest: Alignment, fields: list[Difference]) -> Alignment:
     if not fields:
         return rest
     return Alignment(Context.CHANGED, (*rest.fields, *reversed(fields))[: MAX_ALIGNED_FIELDS + 1])
-
-
-@compiled
-def find_flank(old: Tokens, new: Tokens, probes: list[int], flank_len: int) -> tuple[int, int]:
-    """The first of `probes` for which the `flank_len` tokens that end so far before the end of `old` stand in `new`.
-
-    Returns:
-        The probe, and the last place in `new` where they stand; (0, -1) where none does.
-    """
-    # A slice of bytes costs a fraction of a slice of an array.
-    needles, haystack = old.tobytes(), new.tobytes()
-    for skipped in probes:
-        end = TOKEN_BYTES * (len(old) - skipped)
-        needle = needles[max(0, end - TOKEN_BYTES * flank_len) : max(0, end)]
-        if len(needle) < TOKEN_BYTES * flank_len:
-            break
-        at = haystack.rfind(needle)
-        while at >= 0 and at % TOKEN_BYTES:
-            at = haystack.rfind(needle, 0, at + len(needle) - 1)
-        if at >= 0:
-            return skipped, at // TOKEN_BYTES
-    return 0, -1

@@ -11,7 +11,7 @@ Only what is published is cut; a prompt is scanned for the endings of known chun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import attrgetter
 
 import numpy as np
@@ -88,11 +88,10 @@ class Chunker:
         """The name of chunk `[start, end)` of the tokens whose bytes are `data`."""
         return self._hash(data[TOKEN_BYTES * start : TOKEN_BYTES * end])
 
-    def names(self, tokens: Tokens, ends: Sequence[int]) -> list[int]:
-        """The names of the chunks that end at `ends`, the first of which begins with the tokens."""
+    def names(self, tokens: Tokens, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+        """The names of the chunks that begin at `starts` and end at `ends`."""
         data, named = tokens.data.cast("B"), self._hash
-        offsets = [0, *(TOKEN_BYTES * end for end in ends)]
-        return [named(data[start:end]) for start, end in pairwise(offsets)]
+        return [named(data[TOKEN_BYTES * start : TOKEN_BYTES * end]) for start, end in zip(starts, ends, strict=True)]
 
     def _cut_piece(self, data: memoryview, first: int, start: int, end: int, ends: list[int]) -> None:
         """Cut `[start, end)`; `data` has the tokens from `first` on, as they are fed."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sglang_pic.core.native import compiled
+from sglang_pic.core import token_loops
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.tokens import Tokens
 
@@ -35,21 +35,8 @@ def compare_contexts(context: Tokens, here: Tokens, shifts: AbstractSet[int]) ->
     A token that is found at another shift counts as missing, so the result may be too large, never too small. One token
     of the context may stand for several of the text.
     """
-    num_foreign, num_unseen = count_misfits(context, here, tuple(shifts))
+    num_foreign, num_unseen = token_loops.count_misfits(context, here, np.array([*shifts], np.int64))
     return Misfit(num_foreign, max(num_unseen, len(here) - len(context)))
-
-
-@compiled
-def count_misfits(context: Tokens, here: Tokens, shifts: tuple[int, ...]) -> tuple[int, int]:
-    """How many tokens of each of the two have no equal at any of the shifts."""
-    foreign, unseen = (np.ones(len(tokens), dtype=np.bool_) for tokens in (context, here))
-    for shift in shifts:
-        low, high = max(0, -shift), min(len(context), len(here) - shift)
-        if low < high:
-            differs = context[low:high] != here[low + shift : high + shift]
-            foreign[low:high] &= differs
-            unseen[low + shift : high + shift] &= differs
-    return int(np.count_nonzero(foreign)), int(np.count_nonzero(unseen))
 
 
 class ContextRule:

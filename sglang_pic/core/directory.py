@@ -25,8 +25,8 @@ import numpy.typing as npt
 import xxhash
 
 from sglang_pic.core.chunker import Chunker
-from sglang_pic.core.ending_filter import ENDING_LEN
 from sglang_pic.core.spans import Span, merge_spans
+from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len, common_suffix_len
 
 ANCHOR_EVERY: Final = 4

@@ -7,14 +7,16 @@ into flat arrays instead of an object each.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_pic.core.chunker import HashFunction
-from sglang_pic.core.ending_filter import ENDING_LEN, EndingFilter, ending_hashes
+from sglang_pic.core.ending_filter import EndingFilter, ending_hashes
+from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens
 from sglang_pic.core.trie import Node
 
@@ -84,21 +86,56 @@ class DonorTable:
             elif len(donors) >= MAX_DONORS_PER_ENDING:
                 self.remove(self._least_wanted(donors))
         head = self.heads.get(ending, NONE)
+        [donor] = self._take_slots(1)
         if head == NONE:
-            self._admit(ending)
-        donor = self._take_slot()
-        self.nodes[donor] = node
+            self._admit(np.array([ending], np.uint32), [donor])
+        self._hold(node, [donor])
         self.starts[donor] = start
         self.lengths[donor] = length
         self.names[donor] = name
         self.endings[donor] = ending
         self._next[donor] = head
         self.heads[ending] = donor
-        self._places[donor] = len(node.donors)
-        node.donors.append(donor)
         self._size.num_donors += 1
         if self._watch is not None:
             self._watch(name, 1)
+
+    def add_all(
+        self,
+        path: Sequence[Node],
+        starts: npt.NDArray[np.int32],
+        ends: npt.NDArray[np.int32],
+        names: Sequence[int],
+        endings: npt.NDArray[np.uint32],
+    ) -> None:
+        """As `add`, one after the other, for places `[start, end)` of a path, ascending."""
+        if not names:
+            return
+        holders = np.array([node.end for node in path[:-1]], np.int64).searchsorted(ends)
+        hashes, lengths = endings.tolist(), ends - starts
+        # Donors of endings that no other one has are added together.
+        first = dict(zip(reversed(hashes), range(len(hashes) - 1, -1, -1), strict=True))
+        is_new = np.array([first[each] == i and each not in self.heads for i, each in enumerate(hashes)], np.bool_)
+        numbers = self._take_slots(int(np.count_nonzero(is_new)))
+        named, nodes = np.array(names, np.uint64), holders[is_new]
+        for column, values in (
+            (self.starts, starts),
+            (self.lengths, lengths),
+            (self.names, named),
+            (self.endings, endings),
+            (self._next, np.full(len(hashes), NONE, np.int32)),
+        ):
+            np.frombuffer(column, column.typecode)[numbers] = values[is_new]
+        bounds = [*np.flatnonzero(np.diff(nodes, prepend=-1)).tolist(), len(numbers)]
+        for begin, stop in pairwise(bounds):
+            self._hold(path[nodes[begin]], numbers[begin:stop])
+        self._admit(endings[is_new], numbers)
+        self._size.num_donors += len(numbers)
+        if self._watch is not None:
+            for name in named[is_new].tolist():
+                self._watch(name, 1)
+        for i in np.flatnonzero(~is_new).tolist():
+            self.add(hashes[i], names[i], path[holders[i]], int(starts[i]), int(lengths[i]))
 
     def scan(self, tokens: Tokens, start: int, end: int) -> tuple[memoryview, memoryview]:
         """Where in `(start, end]` a known chunk may end, ascending, and the ending hash of each place.
@@ -193,10 +230,7 @@ class DonorTable:
         """After a split: donors that end below the cut belong to `lower`."""
         donors, upper.donors, lower.donors = upper.donors, [], []
         for donor in donors:
-            node = upper if self.end(donor) <= lower.start else lower
-            self.nodes[donor] = node
-            self._places[donor] = len(node.donors)
-            node.donors.append(donor)
+            self._hold(upper if self.end(donor) <= lower.start else lower, [donor])
 
     def close(self) -> None:
         """Take the filter of an empty table out of the sizes, because its namespace goes."""
@@ -207,12 +241,26 @@ class DonorTable:
         """The oldest donor that is not pinned, or the oldest of all."""
         return next((donor for donor in reversed(donors) if not self.node(donor).num_pins), donors[-1])
 
-    def _admit(self, ending: int) -> None:
-        if not self.filter.add(ending):
-            self._rebuild_filter()
-            added = self.filter.add(ending)
-            assert added, "a filter has room after it was rebuilt"
-        self._size.num_endings += 1
+    def _hold(self, node: Node, donors: list[int]) -> None:
+        """Note that donors end in `node`."""
+        place = len(node.donors)
+        for donor in donors:
+            self.nodes[donor] = node
+            self._places[donor] = place
+            place += 1
+        node.donors += donors
+
+    def _admit(self, endings: npt.NDArray[np.uint32], donors: Sequence[int]) -> None:
+        """Make donors the first ones of their endings."""
+        num_added = 0
+        while num_added < len(donors):
+            num_taken = self.filter.add(endings[num_added:])
+            stop = num_added + num_taken
+            self.heads.update(zip(endings[num_added:stop].tolist(), donors[num_added:stop], strict=True))
+            num_added = stop
+            if num_added < len(donors):
+                self._rebuild_filter()
+        self._size.num_endings += len(donors)
 
     def _rebuild_filter(self) -> None:
         before = self.filter.num_slots
@@ -238,13 +286,14 @@ class DonorTable:
         self._next[:] = array("i", numbers[self._next].tobytes())
         self._free = []
 
-    def _take_slot(self) -> int:
-        if self._free:
-            return self._free.pop()
-        self.nodes.append(None)
+    def _take_slots(self, num: int) -> list[int]:
+        num_free, num_before = min(num, len(self._free)), len(self.nodes)
+        numbers = [self._free.pop() for _ in range(num_free)]
+        numbers += range(num_before, num_before + num - num_free)
+        self.nodes += [None] * (num - num_free)
         for column in self._columns:
-            column.append(0)
-        return len(self.nodes) - 1
+            column.frombytes(bytes(column.itemsize * (num - num_free)))
+        return numbers
 
     def _unlink(self, donor: int) -> None:
         ending, following = self.endings[donor], self._next[donor]

@@ -143,6 +143,9 @@ class Guard:
 
     def _generation(self, node: Node, end: int) -> int:
         """The changed fields that rows before position `end` of the path to `node` have behind them."""
+        known = self._above.get(node.serial)
+        if known is not None:
+            return max(known, node.generation(end)) if node.generations else known
         line, at = [], node
         while at.serial not in self._above and at.parent is not None:
             line.append(at)

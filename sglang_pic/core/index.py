@@ -14,22 +14,24 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
-from sglang_pic.core import native
 from sglang_pic.core.chunker import Chunker, HashFunction, xxh3_name
 from sglang_pic.core.config import CoreConfig
 from sglang_pic.core.donors import DonorTable, TableSize
-from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
+from sglang_pic.core.ending_filter import ending_hashes
 from sglang_pic.core.exactness import Exactness, exactness_of, mark_approximate
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.plan import Plan, PlanOptions
 from sglang_pic.core.planner import Planner, Resolver
 from sglang_pic.core.published import Published
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
+from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
 from sglang_pic.core.trie import Node, Trie, tokens_before
 
@@ -110,7 +112,6 @@ class ContentIndex:
         watch: Callable[[Hashable, int, int], None] | None = None,
     ) -> None:
         self.names, self._row_lookahead, self._watch = names or RowNames(), row_lookahead, watch
-        native.load()  # No request waits for the compiler.
         self.config = config or CoreConfig()
         self._lexicon = lexicon
         self._hash = hash_function
@@ -436,21 +437,20 @@ class ContentIndex:
         self, space: _Namespace, path: list[Node], tokens: Tokens, fresh: list[Span], delimiters: frozenset[int]
     ) -> None:
         """Make donors of the chunks that end in `fresh` spans; growth stops where a chunk begins before eligibility."""
-        data = tokens.data.cast("B")
         seen: dict[int, int] = {}
         for first, last in fresh:
             cut_from = self._chunker.sync_start(tokens, first, delimiters)
-            endings = ending_hashes(tokens[cut_from:last])
-            start = cut_from
-            for end in self._chunker.cut(tokens, cut_from, last, delimiters=delimiters):
-                if end > first and end - max(start, self.config.sink_tokens) >= ENDING_LEN:
-                    name = self._chunker.name(data, start, end)
-                    times = seen.get(name, 0)
-                    if times < _MAX_DONORS_PER_PUBLICATION:
-                        seen[name] = times + 1
-                        ending = int(endings[end - ENDING_LEN - cut_from])
-                        space.donors.add(ending, name, _holder(path, end), start, end - start)
-                start = end
+            ends = np.array(self._chunker.cut(tokens, cut_from, last, delimiters=delimiters), np.int32)
+            starts = np.concatenate([[np.int32(cut_from)], ends[:-1]])
+            is_donor = (ends > first) & (ends - np.maximum(starts, self.config.sink_tokens) >= ENDING_LEN)
+            starts, ends = starts[is_donor], ends[is_donor]
+            names = self._chunker.names(tokens, starts.tolist(), ends.tolist())
+            if len(fresh) > 1 or len(set(names)) < len(names):
+                is_early = [_count(seen, name) <= _MAX_DONORS_PER_PUBLICATION for name in names]
+                starts, ends = starts[is_early], ends[is_early]
+                names = [*compress(names, is_early)]
+            endings = ending_hashes(tokens[cut_from:last])[ends - (ENDING_LEN + cut_from)]
+            space.donors.add_all(path, starts, ends, names, endings)
 
     def _forget(self, node: Node, position: int) -> None:
         """Drop the path to `node` from `position` on, with everything below it."""
@@ -520,6 +520,11 @@ def _overlaps(donors: DonorTable, donor: int, spans: list[Span]) -> bool:
     # The first span that ends after the donor's start is the only one that can decide.
     first = bisect_right(spans, start, key=itemgetter(1))
     return first < len(spans) and spans[first][0] < end
+
+
+def _count(times: dict[int, int], name: int) -> int:
+    times[name] = times.get(name, 0) + 1
+    return times[name]
 
 
 def _holder(path: list[Node], end: int) -> Node:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_pic.core.donors import MAX_DONORS_PER_ENDING, NONE, DonorTable
-from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
+from sglang_pic.core.ending_filter import ending_hashes
 from sglang_pic.core.index import ContentIndex
 from sglang_pic.core.spans import merge_spans
+from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.trie import Node, Trie, tokens_before
 
 

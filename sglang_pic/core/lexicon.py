@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
-from itertools import chain
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pic.core.native import compiled
-from sglang_pic.core.tokens import Tokens
+from sglang_pic.core import word_loops
+from sglang_pic.core.tokens import TOKEN_BYTES, Tokens
+from sglang_pic.core.word_loops import (
+    ALNUM,
+    CLOSED,
+    DECIMAL,
+    DIGIT,
+    ENDS,
+    IN_NUMBER,
+    JOINT,
+    OPEN,
+    SIGNED,
+    STARTS,
+    WHOLE,
+    Asked,
+    Book,
+)
 
 _T = TypeVar("_T", bound=np.generic)
 _V = TypeVar("_V")
 
 _SIGNS = re.compile(r"[\W_]+")
-_LETTERS = re.compile(r"[^\W\d_]+")
-# Several words that single signs join: 18:27, 2026-01-05, 3.5, job_12, main.py.
-_JOINED = re.compile(r"[^\W_]+(?:[-_.:/@'+,][^\W_]+)*")
-_NUMBER_SIGNS = tuple(".,:-/")
+# They join words: 18:27, 2026-01-05, 3.5, job_12, main.py.
+_JOINTS = "-_.:/@'+,"
+_NUMBER_SIGNS = ".,:-/"
 # In the text of a token that is a part of a character.
 _NO_TEXT = "\ufffd"
 # Tokens of one word at most; longer ones are cut.
@@ -34,33 +48,25 @@ _WORD_TOKENS = 24
 MESSAGE_BREAK = "\x1e\n"
 """The text to give to a token that opens or closes a message."""
 
-# A token and the character behind it have one of so many numbers; few pairs share one.
-_PAIRS = 1 << 16
-# A word whose tokens stand in more places is frequent.
-_FREQUENT = 32
 # Places where a word of several tokens may begin, times such words, that are looked at; for each token of a text too.
 # The plans of recorded sessions look at up to 251.
 _MOST_TRIES = 1 << 15
 _TRIES_PER_TOKEN = 1
-# In the place of a position: the token is the whole word.
-_WHOLE = -1
 _MOST_REMEMBERED = 1 << 16
 
 
-class Book(NamedTuple):
-    """What is known of each token of a vocabulary; the arrays have one more entry, for a token without text."""
+class _Written(NamedTuple):
+    """The ways to write a word: arrays of int32, in bytes."""
 
-    texts: list[str]
-    bare: list[str]
-    """Without the signs in front, folded."""
-    folded: list[str]
-    signed: npt.NDArray[np.bool_]
-    """Whether signs stand in front."""
-    starts: npt.NDArray[np.bool_]
-    """Whether it begins inside a word."""
-    ends: npt.NDArray[np.bool_]
-    first: npt.NDArray[np.int64]
-    """The first character, folded."""
+    points: bytes
+    """Its characters."""
+    first: int
+    """The kinds of its first character."""
+    last: int
+    tokens: bytes
+    """Those that may begin it."""
+    rests: bytes
+    """For each of them where in the word its text ends; `WHOLE`."""
 
 
 class Lexicon:
@@ -72,35 +78,42 @@ class Lexicon:
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        none = np.zeros(1, dtype=np.bool_)
-        self._book = Book([], [], [], none, none, none, np.zeros(1, dtype=np.int64))
-        self._breaks = none
+        self._texts: list[str] = []
+        self._folded: list[str] = []
+        nothing, none = np.zeros(0, np.int32), np.zeros(0, np.uint8)
+        places, one = np.zeros(2, np.int32), np.zeros(1, np.uint8)
+        self._book = Book(none, places, nothing, none, places, *[np.zeros(1, np.int32)] * 3, one)
+        self._breaks = one
+        # For searches: zeros between them.
+        self._heads = nothing
         self._spelled: list[str] = []
         self._depths = self._sums = np.zeros(1, dtype=np.int64)
         # The ids by their bare text, and the longest of these.
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
         self._longest = 0
         # Of words that were asked for: the ways to write each, and its rank. Emptied when full.
-        self._ways: dict[str, bytes] = {}
+        self._ways: dict[str, _Written] = {}
         self._ranks: dict[str, int] = {}
         self.extend(texts)
 
     def __len__(self) -> int:
-        return len(self._book.texts)
+        return len(self._texts)
 
     def extend(self, texts: Iterable[str]) -> None:
         """Add the texts of the following ids."""
         added, book = list(texts), self._book
-        folded = [text.casefold() for text in added]
-        bare = [_without_signs(text) for text in added]
+        if not added:
+            return
+        folded, bare = [text.casefold() for text in added], [_without_signs(text) for text in added]
         signed = [len(word) < len(text) for word, text in zip(bare, added, strict=True)]
-        for token, word in enumerate(map(str.casefold, bare), start=len(self)):
-            book.bare.append(word)
+        bare = [word.casefold() for word in bare]
+        for token, word in enumerate(bare, start=len(self)):
             if word:
                 self._by_word[word].append(token)
                 self._longest = max(self._longest, len(word))
-        book.texts.extend(added)
-        book.folded.extend(folded)
+        self._texts += added
+        self._folded += folded
+        self._heads = np.zeros(len(self), np.int32)
         self._ways, self._ranks = {}, {}
         self._breaks = _append(self._breaks, ["\n" in text for text in added])
         spelled = [
@@ -110,16 +123,23 @@ class Lexicon:
         self._spelled += spelled
         self._depths = _append(self._depths, [text.count("{") - text.count("}") for text in added])
         self._sums = _append(self._sums, [sum(map(ord, filter(str.isalnum, text))) for text in spelled])
-        self._book = book._replace(
-            signed=_append(book.signed, signed),
-            starts=_append(book.starts, [text[:1].isalnum() for text in added]),
-            ends=_append(book.ends, [text[-1:].isalnum() for text in added]),
+        text, folded_text = "".join(added), "".join(folded)
+        signs = [text[: len(text) - len(word)] for text, word in zip(added, bare, strict=True)]
+        self._book = Book(
+            kinds=np.concatenate([book.kinds, _kinds(text)]),
+            kinds_at=_lay_out(book.kinds_at, added),
+            folded=np.concatenate([book.folded, _points(folded_text)]),
+            folded_kinds=np.concatenate([book.folded_kinds, _kinds(folded_text)]),
+            folded_at=_lay_out(book.folded_at, folded),
+            bare_len=_append(book.bare_len, [*map(len, bare)]),
+            signs_len=_append(book.signs_len, [*map(len, signs)]),
             first=_append(book.first, [ord(text[0]) if text else 0 for text in folded]),
+            marks=_append(book.marks, [*map(_marks, added, signed)]),
         )
 
     def text(self, tokens: Tokens) -> str:
         """The text of `tokens`; ids that are unknown have none."""
-        return "".join(_text(self._book.texts, token) for token in tokens.tolist())
+        return "".join(_text(self._texts, token) for token in tokens.tolist())
 
     def spelling(self, tokens: Tokens) -> str:
         """As `text`, with a name of its own for each token that has none, or a part of a character."""
@@ -137,13 +157,13 @@ class Lexicon:
     def line_start(self, tokens: Tokens, place: int, most: int) -> int:
         """Where the line of `place` begins, at most `most` tokens before it."""
         low = max(0, place - most)
-        at = nearest_break(tokens, low, place, self._breaks, True)
+        at = word_loops.nearest_break(tokens, low, place, self._breaks, 1)
         return low if at < 0 else at + 1
 
     def line_end(self, tokens: Tokens, place: int, most: int) -> int:
         """The line break from `place` on, at most `most` tokens behind it."""
         high = min(len(tokens), place + most)
-        at = nearest_break(tokens, place, high, self._breaks, False)
+        at = word_loops.nearest_break(tokens, place, high, self._breaks, 0)
         return high if at < 0 else at
 
     def has_message_break(self, tokens: Tokens) -> bool:
@@ -168,7 +188,16 @@ class Lexicon:
 
         Words that signs join are one, and also each by itself where it has letters: a part of a number says nothing.
         """
-        return words_in(tokens, start, end, self._book.texts, self._book.folded, _WORD_TOKENS)
+        end, book = min(end, len(tokens)), self._book
+        if start >= end:
+            return {}
+        first, last, spans = word_loops.word_spans(
+            tokens, start, end, book.folded_at, book.folded_kinds, book.marks, _WORD_TOKENS
+        )
+        folded, known = self._folded, len(self)
+        text = "".join([folded[token] if 0 <= token < known else "" for token in tokens[first:last].tolist()])
+        bounds = iter(spans.tolist())
+        return {text[begin:stop]: None for begin, stop in zip(bounds, bounds, strict=True)}
 
     def find(self, words: Iterable[str], tokens: Tokens, *, rare: Iterable[str] = ()) -> dict[str, list[int]] | None:
         """For each of the folded `words` the places of its first token, ascending; inside longer words it is not found.
@@ -178,15 +207,31 @@ class Lexicon:
         """
         common, uncommon = dict.fromkeys(words), dict.fromkeys(rare)
         asked = [*common, *(word for word in uncommon if word not in common)]
-        is_rare, ways = bytes(word in uncommon for word in asked), [self._ways_to_write(word) for word in asked]
+        if not asked:
+            return {}
+        written = [self._written(word) for word in asked]
+        points, first, last, tokens_of, rests = zip(*written, strict=True)
+        words_asked = Asked(
+            words=np.frombuffer(b"".join(points), np.int32),
+            at=np.array([*accumulate(map(len, asked), initial=0)], np.int32),
+            is_rare=np.frombuffer(bytes(word in uncommon for word in asked), np.uint8),
+            first=np.frombuffer(bytes(first), np.uint8),
+            last=np.frombuffer(bytes(last), np.uint8),
+            way_words=np.arange(len(asked), dtype=np.int32).repeat([len(each) // TOKEN_BYTES for each in rests]),
+            way_tokens=np.frombuffer(b"".join(tokens_of), np.int32),
+            way_rests=np.frombuffer(b"".join(rests), np.int32),
+        )
         most_tries = _MOST_TRIES + _TRIES_PER_TOKEN * len(tokens)
-        return find_words(asked, is_rare, ways, tokens, self._book, most_tries, _WORD_TOKENS)
+        places, ends, num_tries = word_loops.find_words(
+            tokens, self._heads, tuple(words_asked), tuple(self._book), most_tries, _WORD_TOKENS
+        )
+        if num_tries > most_tries:
+            return None
+        found, bounds = places.tolist(), [0, *ends.tolist()]
+        return {word: found[start:end] for word, (start, end) in zip(asked, pairwise(bounds), strict=True)}
 
-    def _ways_to_write(self, word: str) -> bytes:
-        """The tokens that may begin a word: int32 pairs of a token and where in the word its text ends, or `_WHOLE`.
-
-        A number never stands alone: signs beside it may be part of it, so that the texts around it are looked at.
-        """
+    def _written(self, word: str) -> _Written:
+        """How a word is written. A number never stands alone, because signs beside it may be part of it."""
         known = self._ways.get(word)
         if known is None:
             pairs = [
@@ -194,142 +239,12 @@ class Lexicon:
                 for length in range(1, min(len(word), self._longest + 1))
                 for token in self._by_word.get(word[:length], ())
             ]
-            ends_at = len(word) if word[:1].isdigit() or word[-1:].isdigit() else _WHOLE
+            ends_at = len(word) if word[:1].isdigit() or word[-1:].isdigit() else WHOLE
             pairs += [(token, ends_at) for token in self._by_word.get(word, ())]
-            known = array("i", chain.from_iterable(pairs)).tobytes()
+            tokens, rests = (array("i", [pair[i] for pair in pairs]).tobytes() for i in (0, 1))
+            known = _Written(_points(word).tobytes(), _kind(word[0]), _kind(word[-1]), tokens, rests)
             _remember(self._ways, word, known)
         return known
-
-
-@compiled
-def nearest_break(tokens: Tokens, start: int, end: int, breaks: npt.NDArray[np.bool_], is_last: bool) -> int:
-    """Where in `[start, end)` a token holds a line break, the last or the first one; -1 where none does."""
-    found = np.flatnonzero(breaks.take(tokens[start:end], mode="clip"))
-    return start + int(found[-1 if is_last else 0]) if len(found) else -1
-
-
-@compiled
-def words_in(tokens: Tokens, start: int, end: int, texts: list[str], folded: list[str], most: int) -> dict[str, None]:
-    """The words of `Lexicon.words`; one goes on for at most `most` tokens on both sides of the span."""
-    end = min(end, len(tokens))
-    if start >= end:
-        return {}
-    first, last = start, end
-    while first > 0 and start - first < most and _are_joined(texts, *tokens[first - 1 : first + 1].tolist()):
-        first -= 1
-    while last < len(tokens) and last - end < most and _are_joined(texts, *tokens[last - 1 : last + 1].tolist()):
-        last += 1
-    before, here, behind = (
-        "".join(_text(folded, token) for token in tokens[part].tolist())
-        for part in (slice(first, start), slice(start, end), slice(end, last))
-    )
-    low, high = len(before), len(before) + len(here)
-    text = before + here + behind
-    found: dict[str, None] = {}
-    for joined in _JOINED.finditer(text):
-        for word in (joined, *_LETTERS.finditer(text, joined.start(), joined.end())):
-            if word.start() < high and word.end() > low:
-                found[word.group()] = None
-    return found
-
-
-@compiled
-def find_words(
-    words: list[str], is_rare: bytes, ways: list[bytes], tokens: Tokens, book: Book, most_tries: int, most: int
-) -> dict[str, list[int]] | None:
-    """The places of `Lexicon.find`.
-
-    Args:
-        words: what is looked for.
-        is_rare: which of them are not found where they are frequent, as bytes of 0 and 1.
-        ways: how each of them is written, from `Lexicon`.
-        tokens: where.
-        book: the texts of the tokens.
-        most_tries: `None` is returned where more is to be looked at.
-        most: tokens of one word at most.
-    """
-    by_token: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, each in enumerate(ways):
-        pairs = array("i", each)
-        for token, rest_at in zip(pairs[::2], pairs[1::2], strict=True):
-            by_token[token].append((number, rest_at))
-    goes_on: set[int] = set()
-    search = _Search(tokens, book, most)
-    table = np.zeros(len(book.texts) + 1, dtype=np.bool_)
-    table[[*by_token]] = True
-    places = np.flatnonzero(table.take(tokens, mode="clip")).tolist()
-    times = Counter(
-        number
-        for place in places
-        for number, rest_at in by_token[int(tokens[place])]
-        if rest_at in (_WHOLE, len(words[number]))
-    )
-    for token, begun in by_token.items():
-        begun[:] = [way for way in begun if not (is_rare[way[0]] and times[way[0]] > _FREQUENT)]
-        rests = [words[number][rest_at:] for number, rest_at in begun if rest_at != _WHOLE]
-        goes_on.update(_pair(token, ord(rest[0])) for rest in rests if rest)
-    tried = {place: search.begun(place, by_token, words, goes_on) for place in places}
-    if sum(map(len, tried.values())) > most_tries:
-        return None
-    found: dict[str, list[int]] = {word: [] for word in words}
-    for place in places:
-        for number, rest_at in by_token[int(tokens[place])]:
-            if rest_at == _WHOLE and search.is_edge(place):
-                found[words[number]].append(place)
-        for number, rest_at in tried[place]:
-            if search.begins(words[number], rest_at, place):
-                found[words[number]].append(place)
-    return found
-
-
-class _Search:
-    """What one search looks at around a place."""
-
-    def __init__(self, tokens: Tokens, book: Book, most: int) -> None:
-        self._tokens, self._book, self._most = tokens, book, most
-
-    def begun(
-        self, place: int, by_token: dict[int, list[tuple[int, int]]], words: list[str], goes_on: set[int]
-    ) -> list[tuple[int, int]]:
-        """The words that may begin here and go on: none where the next token says otherwise."""
-        token = int(self._tokens[place])
-        begun = [way for way in by_token[token] if way[1] != _WHOLE]
-        is_whole = any(rest_at == len(words[number]) for number, rest_at in begun)
-        return begun if is_whole or _pair(token, int(self._book.first[self._clipped(place + 1)])) in goes_on else []
-
-    def is_edge(self, place: int) -> bool:
-        """Whether neither the token before this place nor the one behind it goes on with the word."""
-        here, before, after = map(self._clipped, (place, place - 1, place + 1))
-        book = self._book
-        return bool((book.signed[here] or not book.ends[before]) and not book.starts[after])
-
-    def begins(self, word: str, rest_at: int, place: int) -> bool:
-        """Whether the word, whose first `rest_at` characters the token at `place` has, is there and part of none."""
-        following, rest = self._of(self._book.folded, place + 1), word[rest_at:]
-        return rest.startswith(following[: len(rest)]) and self._stands_at(word, place)
-
-    def _stands_at(self, word: str, place: int) -> bool:
-        """Whether the word begins in the token at `place` and is part of no longer one."""
-        book, bare = self._book, self._of(self._book.bare, place)
-        text = bare
-        for at in range(place + 1, min(place + self._most, len(self._tokens))):
-            more = self._of(book.texts, at)
-            if not more or more[0].isspace() or len(text) > len(word) + 1:
-                break
-            text += self._of(book.folded, at)
-        if not text.startswith(word) or _goes_on(text[len(word) :], word[-1]):
-            return False
-        before = "".join(self._of(book.texts, at) for at in range(max(0, place - 2), place))
-        here = self._of(book.texts, place)
-        before += here[: len(here) - len(bare)]
-        return not _goes_on(before[::-1], word[0])
-
-    def _of(self, texts: list[str], place: int) -> str:
-        return _text(texts, int(self._tokens[place])) if place < len(self._tokens) else ""
-
-    def _clipped(self, place: int) -> int:
-        known = len(self._book.texts)
-        return min(max(int(self._tokens[place]), 0), known) if 0 <= place < len(self._tokens) else known
 
 
 def _name(token: int) -> str:
@@ -347,18 +262,8 @@ def _append(known: npt.NDArray[_T], added: list[Any]) -> npt.NDArray[_T]:
     return np.concatenate([known[:-1], np.array(added, dtype=known.dtype), known[-1:]])
 
 
-def _pair(token: int, character: int) -> int:
-    return (token * 31 + character) % _PAIRS
-
-
 def _text(texts: list[str], token: int) -> str:
     return texts[token] if 0 <= token < len(texts) else ""
-
-
-def _are_joined(texts: list[str], before: int, here: int) -> bool:
-    """Whether no space parts two tokens."""
-    left, right = _text(texts, before), _text(texts, here)
-    return bool(left and right) and not left[-1].isspace() and not right[0].isspace()
 
 
 def _without_signs(text: str) -> str:
@@ -366,8 +271,35 @@ def _without_signs(text: str) -> str:
     return text[found.end() :] if found else text
 
 
-def _goes_on(rest: str, edge: str) -> bool:
-    """Whether a word whose outermost character is `edge` goes on in `rest`: 500 does in 1,500 and in 500.5."""
-    if rest[:1].isalnum():
-        return True
-    return edge.isdigit() and rest[:1] in _NUMBER_SIGNS and rest[1:2].isdigit()
+def _lay_out(places: npt.NDArray[np.int32], texts: list[str]) -> npt.NDArray[np.int32]:
+    """Where the texts begin that stand one after the other, with `texts` added; no text is the last one."""
+    ends = places[-1] + np.cumsum([*map(len, texts)])
+    return np.concatenate([places[:-1], ends, ends[-1:]]).astype(np.int32)
+
+
+def _marks(text: str, is_signed: bool) -> int:
+    starts, ends = STARTS * text[:1].isalnum(), ENDS * text[-1:].isalnum()
+    is_open, is_closed = (bool(edge) and not edge.isspace() for edge in (text[:1], text[-1:]))
+    return SIGNED * is_signed + starts + ends + OPEN * is_open + CLOSED * is_closed
+
+
+def _points(text: str) -> npt.NDArray[np.int32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.int32)
+
+
+def _kinds(text: str) -> npt.NDArray[np.uint8]:
+    """The kinds of each character."""
+    table = np.zeros(ord(max(text, default="\0")) + 1, np.uint8)
+    for character in set(text):
+        table[ord(character)] = _kind(character)
+    return table[_points(text)]
+
+
+def _kind(character: str) -> int:
+    return (
+        ALNUM * character.isalnum()
+        + DECIMAL * character.isdecimal()
+        + DIGIT * character.isdigit()
+        + JOINT * (character in _JOINTS)
+        + IN_NUMBER * (character in _NUMBER_SIGNS)
+    )

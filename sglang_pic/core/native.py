@@ -1,4 +1,4 @@
-"""Finds the compiled twin of an inner loop: `loops.c` is compiled at first use, and Python does the same without it."""
+"""Compiles the inner loops of plans with numba; the same functions serve uncompiled where numba is missing."""
 
 from __future__ import annotations
 
@@ -6,60 +6,90 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, ParamSpec, TypeVar, cast
-
-from pic_native import BuildError, load_module
+from types import FunctionType
+from typing import Any, Final, TypeVar, cast
 
 logger = logging.getLogger(__name__)
 
 _SWITCH: Final = "SGLANG_PIC_LOOPS"
-_SOURCE: Final = Path(__file__).with_name("loops.c")
 
-P = ParamSpec("P")
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+PLAIN: Final[dict[str, FunctionType]] = {}
+"""The uncompiled loops by name, in the order of their definition: a loop may call those before it."""
+_parameters: dict[str, str] = {}
 
 
-def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Have calls of `function`, all by position, go to the function of its name in `loops.c`.
+def loop(parameters: str = "") -> Callable[[F], F]:
+    """Have `load_loops` compile a function, which is to be called by position and as an attribute of its module.
 
-    `function` is what both compute: it serves where there is no compiler, and the tests compare the two.
+    Args:
+        parameters: the types of its parameters, a letter each: an array of int32 (`t`), int64 (`q`), uint32 (`u`) or
+            uint8 (`b`), which may be read-only; an array of int32 that is written to (`w`); an integer (`i`); the
+            arrays of a `Book` (`B`) or of `Asked` (`A`). None for a function that only other loops call.
     """
-    chosen: Callable[..., T] | None = None
 
-    # Without **kwargs a call costs half as much.
-    @functools.wraps(function)
-    def call(*args: Any) -> T:
-        nonlocal chosen
-        if chosen is None:
-            loops = load()
-            chosen = function if loops is None else getattr(loops, function.__name__)
-        return chosen(*args)  # type: ignore[call-arg]
+    def mark(function: F) -> F:
+        name, plain = function.__name__, cast(FunctionType, function)
+        PLAIN[name], _parameters[name] = plain, parameters
 
-    return cast("Callable[P, T]", call)
+        @functools.wraps(function)
+        def first_call(*args: Any) -> Any:
+            load_loops()
+            return plain.__globals__[name](*args)
+
+        return cast(F, first_call)
+
+    return mark
 
 
-def load() -> ModuleType | None:
-    """The compiled loops, or `None` where they are switched off or cannot be compiled.
+@functools.cache
+def load_loops() -> bool:
+    """Compile all loops, or read them from numba's cache; False where they serve uncompiled.
 
-    The first call may compile, in a second or two; its outcome is kept for the process.
+    A server calls this when it starts, so that no request waits; elsewhere the first call of a loop does it. The cache
+    lies in `__pycache__` beside the loops or, where that is read-only, in `NUMBA_CACHE_DIR` or the user's cache folder.
 
     Raises:
         ValueError: the environment variable `SGLANG_PIC_LOOPS` is neither `auto` nor `python`.
     """
     chosen = os.environ.get(_SWITCH, "auto")
-    if chosen == "python":
-        return None
-    if chosen != "auto":
+    if chosen not in ("auto", "python"):
         raise ValueError(f"{_SWITCH}={chosen!r}: must be 'auto' or 'python'; unset it for auto.")
-    return _load()
-
-
-@functools.cache
-def _load() -> ModuleType | None:
     try:
-        return load_module("loops", _SOURCE)
-    except BuildError as error:
-        logger.warning("Plans are made in Python, several times slower: %s", error)
-        return None
+        compiler = _compiler() if chosen == "auto" else None
+    except ImportError as error:
+        logger.warning("Plans are made in Python, many times slower, because numba cannot be imported: %s", error)
+        compiler = None
+    for name, plain in PLAIN.items():
+        plain.__globals__[name] = plain if compiler is None else compiler(plain, _parameters[name])
+    return compiler is not None
+
+
+def _compiler() -> Callable[[FunctionType, str], Callable[..., Any]]:
+    """Compiles a function whose parameters are of the types that the letters stand for.
+
+    Raises:
+        ImportError: there is no numba.
+    """
+    from numba import njit, types
+
+    arrays = {"t": types.int32, "q": types.int64, "u": types.uint32, "b": types.uint8}
+    letters = {letter: types.Array(dtype, 1, "C", readonly=True) for letter, dtype in arrays.items()}
+
+    def tuple_of(parts: str) -> Any:
+        return types.Tuple([letters[part] for part in parts])
+
+    letters |= {"w": types.int32[::1], "i": types.int64, "B": tuple_of("bttbttttb"), "A": tuple_of("ttbbbttt")}
+
+    def compile_loop(plain: FunctionType, parameters: str) -> Callable[..., Any]:
+        if not parameters:
+            return njit(error_model="numpy", inline="always")(plain)
+        signature = tuple(letters[letter] for letter in parameters)
+        try:
+            return njit(signature, error_model="numpy", cache=True)(plain)
+        except RuntimeError as error:
+            logger.warning("Each start compiles for seconds: %s; set NUMBA_CACHE_DIR to a folder.", error)
+            return njit(signature, error_model="numpy")(plain)
+
+    return compile_loop

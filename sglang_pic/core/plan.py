@@ -31,6 +31,9 @@ class Reason(Enum):
         member.description = description
         return member
 
+    # Enum's own is a Python function, and planners count by reason.
+    __hash__ = object.__hash__
+
 
 class DropReason(Reason):
     """Why the planner left out a candidate run."""
@@ -189,7 +192,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def donor_end(self) -> int:
         """End of the donor's span; `donor` is at least that long."""
-        return self.donor_start + self.num_tokens
+        return self.donor_start + self.target_end - self.target_start
 
     @property
     def num_tokens(self) -> int:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sglang_pic.core import token_loops
 from sglang_pic.core.context import ContextRule, compare_contexts
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.guard import Guard
@@ -25,7 +26,7 @@ from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.spans import merge_spans
 from sglang_pic.core.surplus import hold_whole, limit_gaps, limit_runs, repair_seams
-from sglang_pic.core.tokens import Tokens, equal_around
+from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
 
 Resolver = Callable[[Path, int], int]
@@ -311,18 +312,21 @@ class Planner:
     def _is_short(self, node: Node, chunk_end: int, shift: int) -> bool:
         """Whether fewer than `min_run` tokens around the chunk's end are equal, by one comparison; may miss some."""
         min_run, offset = self._limits.min_run, shift + node.start
-        low = max(0, chunk_end - min_run, offset)
-        high = min(chunk_end + min_run, offset + len(node.tokens), self._end)
-        here, there = self._tokens[low:high], node.tokens[low - offset : high - offset]
-        before, after = equal_around(here, there, chunk_end - low)
-        if (before < 0 < low) or (after < 0 and high < self._end):
+        low, high, stop = chunk_end - min_run, chunk_end + min_run, offset + len(node.tokens)
+        # Called for most places of a scan: conditions cost half as much as `max` and `min`.
+        low = low if low > offset else offset
+        low = low if low > 0 else 0
+        high = high if high < stop else stop
+        high = high if high < self._end else self._end
+        before, after = token_loops.equal_around(
+            self._tokens, chunk_end, node.tokens, chunk_end - offset, chunk_end - low, high - chunk_end
+        )
+        if (low and before == chunk_end - low) or (after == high - chunk_end and high < self._end):
             return False
         self._work += high - low
-        if after < 0:
-            after = len(here)
-        if after - before > min_run:
+        if before + after >= min_run:
             return False
-        self._short[node.serial, shift] = low + after
+        self._short[node.serial, shift] = chunk_end + after
         self._dropped[DropReason.BELOW_MIN_RUN] += 1
         return True
 
@@ -416,6 +420,8 @@ class Planner:
     def _holding_whole(self, runs: list[Run]) -> list[Run]:
         """The runs, each holding what must stay whole as a whole, with a seam where a run before it ends earlier."""
         limits, whole = self._limits, self._options.whole
+        if not whole:
+            return runs
         while (held := hold_whole(runs, whole, limits.min_spliced)) != runs:
             repaired = repair_seams(held, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
             self._dropped[DropReason.BELOW_MIN_RUN] += len(runs) - len(repaired)

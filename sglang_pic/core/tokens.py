@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pic.core.native import compiled
+from sglang_pic.core import token_loops
 
 Tokens = npt.NDArray[np.int32]
 """Token ids: int32, one-dimensional, contiguous, little-endian."""
@@ -16,9 +16,6 @@ TOKEN_BYTES = 4
 
 MEDIA_FROM = 1 << 30
 """From here on ids stand for media, which have no text; a vocabulary's own are smaller."""
-
-_FIRST_BLOCK = 64
-_TRUE = b"\x01"
 
 
 def as_tokens(ids: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
@@ -39,41 +36,11 @@ def require_tokens(tokens: Tokens) -> None:
         )
 
 
-@compiled
 def common_len(left: Tokens, right: Tokens) -> int:
-    """How many leading tokens are equal. Cost O(result), not O(length): blocks of growing size are compared."""
-    limit = min(len(left), len(right))
-    at, block = 0, _FIRST_BLOCK
-    while at < limit:
-        stop = min(at + block, limit)
-        # `bytes.find` is several times faster than numpy's `argmax` on so few.
-        first = (left[at:stop] != right[at:stop]).tobytes().find(_TRUE)
-        if first >= 0:
-            return at + first
-        at = stop
-        block *= 4
-    return limit
+    """How many leading tokens are equal. Cost O(result)."""
+    return token_loops.equal_from(left, 0, right, 0, min(len(left), len(right)))
 
 
-@compiled
 def common_suffix_len(left: Tokens, right: Tokens) -> int:
     """How many trailing tokens are equal. Cost O(result)."""
-    limit = min(len(left), len(right))
-    # The two need not be equally long. Reversed views would do for `common_len`, at three times the time.
-    left, right = left[len(left) - limit :], right[len(right) - limit :]
-    at, block = limit, _FIRST_BLOCK
-    while at > 0:
-        start = max(0, at - block)
-        last = (left[start:at] != right[start:at]).tobytes().rfind(_TRUE)
-        if last >= 0:
-            return limit - start - last - 1
-        at = start
-        block *= 4
-    return limit
-
-
-@compiled
-def equal_around(left: Tokens, right: Tokens, middle: int) -> tuple[int, int]:
-    """The last place before `middle` where two arrays of one length differ, and the first from it on; -1 for none."""
-    equal = (left == right).tobytes()
-    return equal.rfind(b"\0", 0, middle), equal.find(b"\0", middle)
+    return token_loops.equal_before(left, len(left), right, len(right), min(len(left), len(right)))

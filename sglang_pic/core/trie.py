@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from sglang_pic.core.native import compiled
+from sglang_pic.core import token_loops
 from sglang_pic.core.spans import Span, intersect_spans
-from sglang_pic.core.tokens import Tokens, common_len, common_suffix_len
+from sglang_pic.core.tokens import Tokens
 
 
 class Node:
@@ -72,6 +72,8 @@ class Node:
 
     def generation(self, end: int) -> int:
         """The changed fields that rows of this node before position `end` have behind them, as far as it says."""
+        if not self.generations:
+            return 0
         steps = bisect_left(self.generations, (end, 0))
         return self.generations[steps - 1][1] if steps else 0
 
@@ -202,7 +204,6 @@ ANY: Final = Rows.ANY
 ELIGIBLE: Final = Rows.ELIGIBLE
 
 
-@compiled
 def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows: Rows) -> tuple[Node, int, bool]:
     """Where the span of `tokens` begins that ends at `end` and stands on the path to `node`, `shift` tokens earlier.
 
@@ -216,20 +217,19 @@ def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows
             assert node.parent is not None
             node = node.parent
             node.trie.num_steps += 1
-        first = node.start
+        floor = node.start + shift
         if rows is ELIGIBLE:
             span = node.eligible_around(at - shift - 1)
             if span is None:
                 break
-            first = span[0]
-        floor, offset = max(low, first + shift), shift + node.start
-        at -= common_suffix_len(node.tokens[floor - offset : at - offset], tokens[floor:at])
+            floor = span[0] + shift
+        floor = floor if floor > low else low
+        at -= token_loops.equal_before(node.tokens, at - shift - node.start, tokens, at, at - floor)
         if at > floor:
             return node, at, True
     return node, at, False
 
 
-@compiled
 def equal_end(node: Node, start: int, shift: int, tokens: Tokens, stop: int, rows: Rows) -> tuple[Node, int]:
     """Where the span of `tokens` ends that begins at `start` and stands on a path through `node`, `shift` earlier.
 
@@ -240,19 +240,22 @@ def equal_end(node: Node, start: int, shift: int, tokens: Tokens, stop: int, row
     """
     at = start
     while at < stop:
-        following = node if at - shift < node.end else node.children.get(int(tokens[at]))
-        if following is None:
-            break
-        last = following.end
+        following: Node | None = node
+        if at - shift >= node.start + len(node.tokens):
+            following = node.children.get(int(tokens[at]))
+            if following is None:
+                break
         if rows is ELIGIBLE:
             span = following.eligible_around(at - shift)
             if span is None:
                 break
             last = span[1]
+        else:
+            last = following.end
         node = following
         node.trie.num_steps += 1
-        limit, offset = min(stop, last + shift), shift + node.start
-        at += common_len(node.tokens[at - offset : limit - offset], tokens[at:limit])
+        limit = last + shift if last + shift < stop else stop
+        at += token_loops.equal_from(node.tokens, at - shift - node.start, tokens, at, limit - at)
         if at < limit:
             break
     return node, at

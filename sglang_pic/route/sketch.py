@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_pic.core import Chunker, CoreConfig, Tokens
-from sglang_pic.core.ending_filter import ENDING_LEN
+from sglang_pic.core.token_loops import ENDING_LEN
 
 SAMPLE_EVERY: Final = 4
 """One chunk in so many is told: with chunks of 16 tokens one in 64 tokens."""
@@ -69,7 +69,7 @@ def cut(
     config = CoreConfig()
     chunker = chunker or Chunker(config)
     ends = chunker.cut(tokens, delimiters=delimiters)
-    names = np.array(chunker.names(tokens, ends), dtype=np.uint64)
+    names = np.array(chunker.names(tokens, [0, *ends[:-1]], ends), dtype=np.uint64)
     bounds = np.array([0, *ends], dtype=np.int64)
     # NOTE: servers make no donors of shorter chunks, such as delimiters, and none of the sink.
     is_donor = np.diff(np.maximum(bounds, config.sink_tokens)) >= ENDING_LEN

@@ -26,11 +26,6 @@ class Mutation(NamedTuple):
     test: str
     """As pytest takes it."""
 
-    @property
-    def loops(self) -> str:
-        """What `SGLANG_PIC_LOOPS` has to be for the mutated code to run: a loop's Python, or its compiled twin."""
-        return "auto" if self.file.endswith(".c") else "python"
-
     def apply(self, root: Path) -> str:
         """Mutate the file below a folder; its text before.
 

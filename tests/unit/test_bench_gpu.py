@@ -241,7 +241,7 @@ BARE_MACHINE = """
 import sys
 from importlib.machinery import PathFinder
 
-OURS = {"pic_kernels", "pic_native", "pic_traces", "sglang_pic"}
+OURS = {"pic_kernels", "pic_traces", "sglang_pic"}
 TORCH = {"torch", "torchgen", "functorch", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "filelock"}
 
 class Bare(PathFinder):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Tokens, as_tokens
 from sglang_pic.core.chunker import xxh3_name
-from sglang_pic.core.ending_filter import ENDING_LEN
+from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import CostModel, DropReason, PlanOptions
 

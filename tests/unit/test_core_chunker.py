@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from sglang_pic.core import CoreConfig, Directory, Found, PageHash, Sums, Tokens, as_tokens
 from sglang_pic.core.chunker import Chunker, xxh3_name
 from sglang_pic.core.donors import DonorTable, TableSize
-from sglang_pic.core.ending_filter import ENDING_LEN, EndingFilter, ending_hashes
+from sglang_pic.core.ending_filter import EndingFilter, ending_hashes
+from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.trie import Trie
 
 OPEN, CLOSE = as_tokens([1]), as_tokens([2])

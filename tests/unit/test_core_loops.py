@@ -1,4 +1,4 @@
-"""The compiled loops compute what their Python twins do, plans included, and may be missing."""
+"""The loops compute compiled what they compute uncompiled, plans included, and are compiled once, at start."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pic_native
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.core import Lexicon, Tokens, as_tokens, native
-from sglang_pic.core.alignment import find_flank
-from sglang_pic.core.context import count_misfits
-from sglang_pic.core.ending_filter import find_set, hash_endings
-from sglang_pic.core.lexicon import find_words, nearest_break, words_in
-from sglang_pic.core.tokens import common_len, common_suffix_len, equal_around
+from sglang_pic.core import Lexicon, Tokens, as_tokens, load_loops, native, token_loops, word_loops
+from sglang_pic.core.tokens import common_len, common_suffix_len
 from sglang_pic.core.trie import ANY, ELIGIBLE, Trie, equal_end, equal_start
 
-pytestmark = pytest.mark.skipif(native.load() is None, reason="no C compiler")
+IS_COMPILED = load_loops()
+compiled = pytest.mark.skipif(not IS_COMPILED, reason="no numba, or SGLANG_PIC_LOOPS=python")
 
 Patch, Log = pytest.MonkeyPatch, pytest.LogCaptureFixture
 TOKENS = st.lists(st.integers(0, 3), max_size=60).map(as_tokens)
@@ -37,28 +33,35 @@ WORDS = st.lists(st.text("abß7182:.İ界", min_size=1, max_size=5).map(str.case
 
 
 def assert_alike(function: Any, *args: Any) -> None:
-    """The compiled function, and the Python function of which it is the twin, give the same."""
-    assert function(*args) == function.__wrapped__(*args)
+    """The loop gives the same compiled and uncompiled."""
+    one, other = (
+        [*result] if isinstance(result, tuple) else [result]
+        for result in (function(*args), native.PLAIN[function.__name__](*args))
+    )
+    assert [*map(np.ndarray.tolist, map(np.asarray, one))] == [*map(np.ndarray.tolist, map(np.asarray, other))]
 
 
-@given(TOKENS, TOKENS, st.integers(0, 60), st.lists(st.integers(-70, 70), max_size=3).map(tuple))
-def test_comparisons(left: Tokens, right: Tokens, middle: int, shifts: tuple[int, ...]) -> None:
-    assert_alike(count_misfits, left, right, shifts)
-    assert_alike(common_len, left, right)
-    assert_alike(common_suffix_len, left, right)
-    both = min(len(left), len(right))
-    assert_alike(equal_around, left[:both], right[:both], min(middle, both))
-    assert_alike(find_flank, left, right, [0, 1, 5, 20], 8)
-    assert_alike(find_flank, left, right, [0, 2], 2)
+@compiled
+@given(TOKENS, TOKENS, st.lists(st.integers(-70, 70), max_size=3), st.data())
+def test_comparisons(left: Tokens, right: Tokens, shifts: list[int], data: st.DataObject) -> None:
+    assert_alike(token_loops.count_misfits, left, right, np.array(shifts, np.int64))
+    at, other = data.draw(st.integers(0, len(left))), data.draw(st.integers(0, len(right)))
+    before, after = min(at, other), min(len(left) - at, len(right) - other)
+    assert_alike(token_loops.equal_from, left, at, right, other, after)
+    assert_alike(token_loops.equal_before, left, at, right, other, before)
+    assert_alike(token_loops.equal_around, left, at, right, other, before, after)
+    for probes, flank_len in (([0, 1, 5, 20], 8), ([0, 2], 2)):
+        assert_alike(token_loops.find_flank, left, right, np.array(probes), flank_len)
 
 
+@compiled
 @given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 9))
 def test_endings(seed: int, num_tokens: int, more: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(-(1 << 31), 1 << 31, num_tokens + more).astype(np.int32)[more:]
     slots = rng.integers(0, 256, 1 << 12, dtype=np.uint8)
-    assert_alike(hash_endings, tokens)
-    assert_alike(find_set, np.frombuffer(hash_endings(tokens), np.uint32), slots, 20)
+    assert_alike(token_loops.hash_endings, tokens)
+    assert_alike(token_loops.find_set, token_loops.hash_endings(tokens), slots, 20)
 
 
 @st.composite
@@ -71,23 +74,16 @@ def much_alike(draw: st.DrawFn) -> tuple[Tokens, Tokens]:
     return left, right
 
 
-@pytest.mark.parametrize("twin", ["compiled", "python"])
 @given(much_alike(), st.data())
-def test_what_either_twin_finds_is_equal_eligible_and_all_of_it(
-    twin: str, texts: tuple[Tokens, Tokens], data: st.DataObject
-) -> None:
-    """The same properties of the code that serves, and of the code that serves where there is no compiler."""
-
-    def of(function: Any) -> Any:
-        return function if twin == "compiled" else function.__wrapped__
-
+def test_what_is_found_is_equal_eligible_and_all_of_it(texts: tuple[Tokens, Tokens], data: st.DataObject) -> None:
     (stored, prompt), at = texts, data.draw(st.integers(0, len(texts[0])))
     total, differs = len(stored), (stored != prompt).tolist()
     before = max((place for place in range(at) if differs[place]), default=-1)
     after = min((place for place in range(at, total) if differs[place]), default=total)
-    assert of(common_len)(stored[at:], prompt[at:]) == after - at
-    assert of(common_suffix_len)(stored[:at], prompt[:at]) == at - 1 - before
-    assert of(equal_around)(stored, prompt, at) == (before, after if after < total else -1)
+    assert common_len(stored[at:], prompt[at:]) == after - at
+    assert common_suffix_len(stored[:at], prompt[:at]) == at - 1 - before
+    around = token_loops.equal_around(stored, at, prompt, at, at, total - at)
+    assert around == (at - 1 - before, after - at)
 
     trie = Trie("n", OrderedDict(), itertools.count())
     node = trie.append(trie.root, stored)
@@ -95,71 +91,100 @@ def test_what_either_twin_finds_is_equal_eligible_and_all_of_it(
     node.eligible = [(first, last)] if first < last else []
     for rows, low, high in ((ANY, 0, total), (ELIGIBLE, first, last)):
         end, start = (
-            of(equal_end)(node, at, 0, prompt, total, rows)[1],
-            of(equal_start)(node, at, 0, prompt, 0, rows)[1],
+            equal_end(node, at, 0, prompt, total, rows)[1],
+            equal_start(node, at, 0, prompt, 0, rows)[1],
         )
         assert end == (min(after, high) if low <= at < high else at)
         assert start == (max(before + 1, low) if low < at <= high else at)
 
     if total >= 8:
-        hashes = np.frombuffer(of(hash_endings)(prompt), np.uint32)
-        assert [of(hash_endings)(prompt[i : i + 8]) for i in range(total - 7)] == [each.tobytes() for each in hashes]
+        hashes = token_loops.hash_endings(prompt)
+        assert [int(token_loops.hash_endings(prompt[i : i + 8])[0]) for i in range(total - 7)] == hashes.tolist()
         slots = np.array(data.draw(st.lists(st.integers(0, 255), min_size=64, max_size=64)), np.uint8)
         known = [i for i, each in enumerate(hashes.tolist()) if slots[each >> 26] >> (each & 7) & 1]
-        assert np.frombuffer(of(find_set)(hashes, slots, 26), np.int64).tolist() == known
+        assert token_loops.find_set(hashes, slots, 26).tolist() == known
 
 
-@given(st.lists(TOKENS.filter(len), min_size=1, max_size=6), st.data())
-def test_walks_of_the_trie(paths: list[Tokens], data: st.DataObject) -> None:
-    trie = Trie("n", OrderedDict(), itertools.count())
-    for path in paths:
-        node, stored = trie.walk(path)
-        if stored < node.end:
-            trie.split(node, stored)
-        if stored < len(path):
-            child = trie.append(node, path[stored:])
-            cuts = sorted(data.draw(st.lists(st.integers(child.start, child.end), max_size=4, unique=True)))
-            child.eligible = list(zip(cuts[::2], cuts[1::2], strict=False))
-    prompt, path = data.draw(TOKENS), data.draw(st.sampled_from(paths))
-    shift = data.draw(st.integers(-20, 20))
-    rows = data.draw(st.sampled_from([ANY, ELIGIBLE]))
-    node, stored = trie.walk(path)
-    end = data.draw(st.integers(1, max(1, stored)))
-    while node.start >= end:
-        node = node.parent
-    if 0 <= end + shift <= len(prompt):
-        low = data.draw(st.integers(max(0, shift), max(0, shift, end + shift)))
-        assert_alike_steps(trie, equal_start, node, end + shift, shift, prompt, low, rows)
-        assert_alike_steps(trie, equal_end, node, end + shift, shift, prompt, len(prompt), rows)
-
-
-def assert_alike_steps(trie: Trie, function: Any, *args: Any) -> None:
-    """Alike, and the work that they count too."""
-    results = []
-    for each in (function, function.__wrapped__):
-        trie.num_steps = 0
-        results.append((each(*args), trie.num_steps))
-    assert results[0] == results[1]
-
-
+@compiled
 @given(TEXTS, WORDS, WORDS, st.integers(0, 12))
 def test_words_are_found_alike(tokens: Tokens, words: list[str], rare: list[str], most_tries: int) -> None:
-    asked = list(dict.fromkeys([*words, *rare]))
-    ways = [LEXICON._ways_to_write(word) for word in asked]
-    is_rare = bytes(word in rare for word in asked)
+    if not words and not rare:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        asked: list[Any] = []
+        find = word_loops.find_words
+        patch.setattr(word_loops, "find_words", lambda *args: (asked.append(args), find(*args))[1])
+        LEXICON.find(words, tokens, rare=rare)
+    [(_, heads, *arrays, _, most)] = asked
     for repeats in (1, 40):
-        text = np.tile(tokens, repeats)
-        for most in (most_tries, 1 << 20):
-            assert_alike(find_words, asked, is_rare, ways, text, LEXICON._book, most, 24)
+        for most_here in (most_tries, 1 << 20):
+            assert_alike(find, np.tile(tokens, repeats), heads, *arrays, most_here, most)
+            assert not heads.any()
 
 
+@compiled
 @given(TEXTS, st.integers(0, 50), st.integers(0, 50), st.integers(0, 4))
 def test_words_of_a_span(tokens: Tokens, start: int, end: int, most: int) -> None:
     book = LEXICON._book
-    start = min(start, len(tokens))
-    assert_alike(words_in, tokens, start, end, book.texts, book.folded, most)
-    for is_last in (False, True):
-        assert_alike(nearest_break, tokens, start, end, LEXICON._breaks, is_last)
+    start, end = min(start, len(tokens)), min(end, len(tokens))
+    if start < end:
+        assert_alike(word_loops.word_spans, tokens, start, end, book.folded_at, book.folded_kinds, book.marks, most)
+    for is_last in (0, 1):
+        assert_alike(word_loops.nearest_break, tokens, start, end, LEXICON._breaks, is_last)
+
+
+@compiled
+def test_no_request_compiles() -> None:
+    """Each loop is compiled for one list of types, when it is loaded, and refuses others."""
+    declared = [name for name, parameters in native._parameters.items() if parameters]
+    loops = [native.PLAIN[name].__globals__[name] for name in declared]
+    assert len(loops) >= 9
+    assert [len(loop.signatures) for loop in loops] == [1] * len(loops)
+    with pytest.raises(TypeError, match="No matching definition"):
+        token_loops.hash_endings(np.zeros(9, np.int64))
+
+
+ONE_LOOP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from sglang_pic.core import native
+native.PLAIN.clear()
+import one
+assert native.load_loops()
+assert one.total(one.np.arange(4, dtype="i4")) == 6
+print(sum(one.total.stats.cache_hits.values()))
+"""
+
+
+@compiled
+def test_the_cache_needs_no_writable_package(tmp_path: Path) -> None:
+    """Where a package's folder cannot be written to the user's cache folder has what was compiled."""
+    package = tmp_path / "package"
+    package.mkdir()
+    source = [
+        "import numpy as np",
+        "from sglang_pic.core.native import loop",
+        "@loop('t')",
+        "def total(a): return a.sum()",
+    ]
+    (package / "one.py").write_text("\n".join(source))
+    # For the superuser no folder is read-only; this one cannot be made.
+    (package / "__pycache__").write_text("")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    hits = [
+        subprocess.run(
+            [sys.executable, "-c", ONE_LOOP, str(package)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert hits == ["0\n", "1\n"]
+    assert list((tmp_path / "cache").rglob("*.nbi"))
 
 
 PLANS = """
@@ -172,6 +197,7 @@ for outcome in simulate([("file", load("clock:sample:agents"))], load_encoder(No
 """
 
 
+@compiled
 def test_two_processes_make_the_same_plans_of_recorded_calls_with_the_loops_and_without() -> None:
     """Tensor-parallel ranks plan for themselves; Python's hash seed differs between them."""
     plans = []
@@ -188,21 +214,17 @@ def test_two_processes_make_the_same_plans_of_recorded_calls_with_the_loops_and_
 def test_an_unknown_switch_is_named(monkeypatch: Patch) -> None:
     monkeypatch.setenv("SGLANG_PIC_LOOPS", "fast")
     with pytest.raises(ValueError, match="SGLANG_PIC_LOOPS='fast'"):
-        native.load()
+        load_loops.__wrapped__()
 
 
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_compiler_python_does_it(compiler: str, tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setenv("CC", compiler)
-    monkeypatch.setattr(pic_native, "cache_from_source", lambda name: str(tmp_path / Path(name).name))
-    native._load.cache_clear()
+@compiled
+def test_without_numba_python_does_it(monkeypatch: Patch, caplog: Log) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
     try:
         with caplog.at_level(logging.WARNING):
-            assert native.load() is None
-            assert native.load() is None
-        assert len(caplog.records) == 1
-        assert compiler in caplog.text
-        counted = native.compiled(lambda left, right: len(left) + len(right))
-        assert counted("ab", "c") == 3
+            assert not load_loops.__wrapped__()
+        assert "numba" in caplog.text
+        assert token_loops.equal_from is native.PLAIN["equal_from"]
     finally:
-        native._load.cache_clear()
+        monkeypatch.undo()
+        assert load_loops.__wrapped__()

@@ -147,7 +147,7 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
 
 
 def test_kernels_import_torch_and_triton_only() -> None:
-    allowed = {*sys.stdlib_module_names, "torch", "triton", "pic_kernels", "pic_native"}
+    allowed = {*sys.stdlib_module_names, "torch", "triton", "pic_kernels"}
     foreign = {relative(path): imported_packages(parsed(path)) - allowed for path in python_files(ROOT / "kernels")}
     assert {path: names for path, names in foreign.items() if names} == {}
 

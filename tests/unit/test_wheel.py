@@ -22,7 +22,7 @@ from sglang_pic.cli import BENCH, EXTRAS, VERBS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = {
-    ".": ("sglang_pic", "kernels/pic_kernels", "kernels/pic_native", "traces/pic_traces"),
+    ".": ("sglang_pic", "kernels/pic_kernels", "traces/pic_traces"),
     "bench": tuple(f"bench/pic_{name}" for name in ("bench", "generate", "models", "platform", "replay")),
 }
 """Of each distribution, by the folder of its `pyproject.toml`."""

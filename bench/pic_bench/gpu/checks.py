@@ -139,7 +139,7 @@ _WAIT: Final = re.compile(r"(\S+\.py:\d+): UserWarning: called a synchronizing C
 _COSTS: Final = re.compile(r"sglang_pic: .* cost (\{[^}]*\})")
 # The probe waits once on purpose, to show that warnings arrive.
 _PROBES_OWN: Final = "probe_plugin"
-_OURS: Final = ("sglang_pic", "pic_kernels", "pic_native")
+_OURS: Final = ("sglang_pic", "pic_kernels")
 _TEXT_TOKENS, _QUESTION_TOKENS = 2_000, 300
 
 

@@ -1,0 +1,151 @@
+"""The inner loops of plans over token ids, compiled by `native.py`: comparisons, and the scan for endings of chunks.
+
+NOTE: what a loop calls or reads is defined in its own file, because numba's cache is renewed when that file changes.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_pic.core.native import loop
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Hashes: TypeAlias = npt.NDArray[np.uint32]
+Ints: TypeAlias = npt.NDArray[np.int32]
+Longs: TypeAlias = npt.NDArray[np.int64]
+
+# --- How far two arrays agree ---
+
+# So many tokens are compared in one step.
+_STEP = 16
+
+
+@loop("titii")
+def equal_from(left: Ints, left_at: int, right: Ints, right_at: int, limit: int) -> int:
+    """How many tokens are equal from the two places on, of at most `limit`."""
+    one, other = left[left_at : left_at + limit], right[right_at : right_at + limit]
+    at = 0
+    while at + _STEP <= limit:
+        differing = 0
+        for i in range(at, at + _STEP):
+            differing |= one[i] ^ other[i]
+        if differing:
+            break
+        at += _STEP
+    while at < limit and one[at] == other[at]:
+        at += 1
+    return at
+
+
+@loop("titii")
+def equal_before(left: Ints, left_end: int, right: Ints, right_end: int, limit: int) -> int:
+    """How many tokens are equal directly before the two places, of at most `limit`."""
+    one, other = left[left_end - limit : left_end], right[right_end - limit : right_end]
+    at = limit
+    while at >= _STEP:
+        differing = 0
+        for i in range(at - _STEP, at):
+            differing |= one[i] ^ other[i]
+        if differing:
+            break
+        at -= _STEP
+    while at > 0 and one[at - 1] == other[at - 1]:
+        at -= 1
+    return limit - at
+
+
+@loop("titiii")
+def equal_around(left: Ints, left_at: int, right: Ints, right_at: int, before: int, after: int) -> tuple[int, int]:
+    """`equal_before` of at most `before` tokens, and `equal_from` of at most `after`."""
+    return equal_before(left, left_at, right, right_at, before), equal_from(left, left_at, right, right_at, after)
+
+
+@loop("ttqi")
+def find_flank(old: Ints, new: Ints, probes: Longs, flank_len: int) -> tuple[int, int]:
+    """The first of `probes` for which the `flank_len` tokens that end so far before the end of `old` stand in `new`.
+
+    Returns:
+        The probe, and the last place in `new` where they stand; (0, -1) where none does.
+    """
+    for probe in probes:
+        skipped = int(probe)
+        start = len(old) - skipped - flank_len
+        if start < 0:
+            break
+        flank = old[start : start + flank_len]
+        for at in range(len(new) - flank_len, -1, -1):
+            if new[at] == flank[0] and equal_from(new, at, flank, 0, flank_len) == flank_len:
+                return skipped, at
+    return 0, -1
+
+
+@loop()
+def _note_equal(left: Ints, right: Ints, left_known: Bytes, right_known: Bytes, num: int) -> None:
+    """Set what is known of the first `num` tokens that are equal."""
+    for i in range(num):
+        left_known[i] |= left[i] == right[i]
+    for i in range(num):
+        right_known[i] |= left[i] == right[i]
+
+
+@loop("ttq")
+def count_misfits(context: Ints, here: Ints, shifts: Longs) -> tuple[int, int]:
+    """How many tokens of each of the two have no equal at any of the shifts."""
+    known, seen = np.zeros(len(context), np.uint8), np.zeros(len(here), np.uint8)
+    for shift in shifts:
+        low, high = max(0, -shift), min(len(context), len(here) - shift)
+        _note_equal(context[low:], here[low + shift :], known[low:], seen[low + shift :], max(0, high - low))
+    return len(known) - int(known.sum()), len(seen) - int(seen.sum())
+
+
+# --- Endings of chunks ---
+
+ENDING_LEN = 8
+"""Tokens of an ending. No chunk that is looked up is shorter."""
+
+# So many hashes at a time stay in the nearest cache.
+_BLOCK = 1024
+# The five primes of xxHash32: odd, so that multiplication loses nothing, with bits well spread.
+_TOKEN, _STEP_1, _STEP_2, _STEP_4, _FINAL = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
+_32_BITS = 0xFFFFFFFF
+
+
+@loop()
+def _double(before: Hashes, length: int, prime: int, after: Hashes, num: int) -> None:
+    """The first `num` hashes of twice `length` tokens from those of `length`."""
+    for i in range(num):
+        after[i] = (int(before[i]) * prime + int(before[i + length])) & _32_BITS
+
+
+@loop("t")
+def hash_endings(tokens: Ints) -> Hashes:
+    """Hash `i` is that of `tokens[i : i + ENDING_LEN]`: `[max(0, len - ENDING_LEN + 1)]`. About .2 ns a token."""
+    hashes = np.empty(max(0, len(tokens) - ENDING_LEN + 1), np.uint32)
+    one, two, four = np.empty(_BLOCK + 7, np.uint32), np.empty(_BLOCK + 6, np.uint32), np.empty(_BLOCK + 4, np.uint32)
+    for start in range(0, len(hashes), _BLOCK):
+        block = hashes[start : start + _BLOCK]
+        taken = tokens[start : start + len(block) + ENDING_LEN - 1]
+        for i in range(len(taken)):
+            mixed = (int(taken[i]) * _TOKEN) & _32_BITS
+            one[i] = mixed ^ (mixed >> 15)
+        _double(one, 1, _STEP_1, two, len(block) + 6)
+        _double(two, 2, _STEP_2, four, len(block) + 4)
+        _double(four, 4, _STEP_4, block, len(block))
+        for i in range(len(block)):
+            mixed = (int(block[i]) * _FINAL) & _32_BITS
+            block[i] = mixed ^ (mixed >> 16)
+    return hashes
+
+
+@loop("ubi")
+def find_set(hashes: Hashes, slots: Bytes, shift: int) -> Longs:
+    """The indices of the hashes whose bit is set in the slots of a filter, ascending. About 2 ns a hash."""
+    places = np.empty(len(hashes), np.int64)
+    count = 0
+    for i in range(len(hashes)):
+        places[count] = i
+        count += int(slots[hashes[i] >> shift] >> (hashes[i] & 7)) & 1
+    return places[:count]

@@ -1,0 +1,358 @@
+"""The inner loops of the search for words, compiled by `native.py`.
+
+Texts are arrays of characters and of their kinds, one text after the other. NOTE: what a loop calls or reads is defined
+in its own file, because numba's cache is renewed when that file changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_pic.core.native import loop
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Ints: TypeAlias = npt.NDArray[np.int32]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+ALNUM, DECIMAL, DIGIT, JOINT, IN_NUMBER = 1, 2, 4, 8, 16
+"""Kinds of a character, added up; a joint may stand between words that are one, and `IN_NUMBER` between digits."""
+WHOLE: Final = -1
+"""In the place of a position: the token is the whole word."""
+
+SIGNED, STARTS, ENDS, OPEN, CLOSED = 1, 2, 4, 8, 16
+"""Marks of a token, added up: signs stand in front of its word; it starts, ends with a letter or digit; it has text
+that starts, ends with no space."""
+
+# A token and the character behind it have one of so many numbers; few pairs share one.
+_PAIRS = 1 << 16
+# A word whose tokens stand in more places is frequent.
+_FREQUENT = 32
+
+
+class Book(NamedTuple):
+    """What is known of each token of a vocabulary of `n` tokens; token `n` is one without text.
+
+    The text of a token begins at its entry of `..._at`, `[n + 2]`, and ends at the next one.
+    """
+
+    kinds: Bytes
+    """Of the characters of the texts."""
+    kinds_at: Ints
+    folded: Ints
+    """The characters of the folded texts."""
+    folded_kinds: Bytes
+    folded_at: Ints
+    bare_len: Ints
+    """`[n + 1]`: how many characters of the folded text are left without the signs in front."""
+    signs_len: Ints
+    """`[n + 1]`: how many characters of the text stand before these."""
+    first: Ints
+    """`[n + 1]`: the first character of the folded text; 0 where there is none."""
+    marks: Bytes
+    """`[n + 1]`"""
+
+
+class Asked(NamedTuple):
+    """The words to look for, and the ways to write each: its first token, and where in the word that token's text ends.
+
+    A word begins at its entry of `at`, `[num_words + 1]`, and ends at the next one.
+    """
+
+    words: Ints
+    at: Ints
+    is_rare: Bytes
+    """`[num_words]`: whether the word is not found where it is frequent."""
+    first: Bytes
+    """`[num_words]`: the kinds of its first character."""
+    last: Bytes
+    way_words: Ints
+    """`[num_ways]`: the number of the word."""
+    way_tokens: Ints
+    way_rests: Ints
+    """`[num_ways]`: where what follows the token begins in the word; or `WHOLE`."""
+
+
+# NOTE: what is called for every token of a prompt gets numbers: numba counts a reference to each array of a call.
+
+
+@loop()
+def _known(token: int, num_known: int) -> int:
+    """The token; the one without text where it is unknown."""
+    return token if 0 <= token < num_known else num_known
+
+
+@loop()
+def _token(tokens: Ints, place: int, num_known: int) -> int:
+    """The token at a place; the one without text where it is unknown, or beyond the ends."""
+    return _known(int(tokens[place]), num_known) if 0 <= place < len(tokens) else num_known
+
+
+@loop()
+def _are_joined(tokens: Ints, place: int, marks: Bytes) -> bool:
+    """Whether the tokens on both sides of a place have text, and no space parts them."""
+    known = len(marks) - 1
+    return marks[_token(tokens, place - 1, known)] & CLOSED != 0 and marks[_token(tokens, place, known)] & OPEN != 0
+
+
+@loop("tiibi")
+def nearest_break(tokens: Ints, start: int, end: int, breaks: Bytes, is_last: int) -> int:
+    """Where in `[start, end)` a token holds a line break, the last or the first one; -1 where none does."""
+    known = len(breaks) - 1
+    for step in range(end - start):
+        place = end - 1 - step if is_last else start + step
+        if breaks[max(0, min(tokens[place], known))]:
+            return place
+    return -1
+
+
+@loop()
+def _split(kinds: Bytes, low: int, high: int) -> Ints:
+    """The words of a text that reach into `[low, high)`, by the kinds of its characters and two zeros."""
+    spans, count, at, total = np.empty(4 * len(kinds), np.int32), 0, 0, len(kinds) - 2
+    while at < total:
+        start = at
+        while kinds[at] & ALNUM or (at > start and kinds[at] & JOINT and kinds[at + 1] & ALNUM):
+            at += 1
+        if at > start and start < high and at > low:
+            spans[count], spans[count + 1] = start, at
+            count += 2
+        here = start
+        while here < at:
+            begin = here
+            while here < at and kinds[here] & ALNUM and not kinds[here] & DECIMAL:
+                here += 1
+            if here > begin and begin < high and here > low:
+                spans[count], spans[count + 1] = begin, here
+                count += 2
+            here += here == begin
+        at += at == start
+    return spans[:count]
+
+
+@loop("tiitbbi")
+def word_spans(
+    tokens: Ints, start: int, end: int, folded_at: Ints, folded_kinds: Bytes, marks: Bytes, most: int
+) -> tuple[int, int, Ints]:
+    """The words that have a part in `[start, end)`: runs of letters and digits that single joints join.
+
+    Returns:
+        The first and the last token that they reach into, at most `most` beyond the span, and where each begins and
+        ends in the folded text of these tokens; behind each word the runs of letters in it.
+    """
+    first, last, known = start, end, len(marks) - 1
+    while first > 0 and start - first < most and _are_joined(tokens, first, marks):
+        first -= 1
+    while last < len(tokens) and last - end < most and _are_joined(tokens, last, marks):
+        last += 1
+    total = low = high = 0
+    for place in range(first, last):
+        token = _token(tokens, place, known)
+        low = total if place == start else low
+        total += folded_at[token + 1] - folded_at[token]
+        high = total if place == end - 1 else high
+    kinds = np.zeros(total + 2, np.uint8)
+    at = 0
+    for place in range(first, last):
+        token = _token(tokens, place, known)
+        for i in range(folded_at[token], folded_at[token + 1]):
+            kinds[at] = folded_kinds[i]
+            at += 1
+    return first, last, _split(kinds, low, high)
+
+
+@loop()
+def _goes_on(following: int, over_next: int, edge: int) -> bool:
+    """Whether a word with `edge` as its outermost character goes on in these: 500 does in 1,500 and in 500.5."""
+    if following & ALNUM:
+        return True
+    return bool(edge & DIGIT and following & IN_NUMBER and over_next & DIGIT)
+
+
+@loop()
+def _ends_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book, most: int) -> bool:
+    """Whether the word stands from the token at `place` on, and does not go on behind its end."""
+    base, word_len, length, following, over_next = asked.at[word], asked.at[word + 1] - asked.at[word], 0, 0, 0
+    known = len(book.marks) - 1
+    token = _token(tokens, place, known)
+    start, at = book.folded_at[token + 1] - book.bare_len[token], place
+    while True:
+        for i in range(start, book.folded_at[token + 1]):
+            if length < word_len and book.folded[i] != asked.words[base + length]:
+                return False
+            if length == word_len:
+                following = int(book.folded_kinds[i])
+            if length == word_len + 1:
+                over_next = int(book.folded_kinds[i])
+            length += 1
+        at += 1
+        token = _token(tokens, at, known)
+        if at >= place + most or length > word_len + 1 or not book.marks[token] & OPEN:
+            break
+        start = book.folded_at[token]
+    return length >= word_len and not _goes_on(following, over_next, int(asked.last[word]))
+
+
+@loop()
+def _begins_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book) -> bool:
+    """Whether no part of the word stands before the signs of the token at `place`."""
+    before = before_that = count = 0
+    for at in range(place, max(-1, place - 3), -1):
+        token = _token(tokens, at, len(book.marks) - 1)
+        start = book.kinds_at[token]
+        stop = start + book.signs_len[token] if at == place else book.kinds_at[token + 1]
+        while stop > start and count < 2:
+            stop -= 1
+            before, before_that = (before, int(book.kinds[stop])) if count else (int(book.kinds[stop]), 0)
+            count += 1
+    return not _goes_on(before, before_that, int(asked.first[word]))
+
+
+@loop()
+def _are_equal(left: Ints, left_at: int, right: Ints, right_at: int, num: int) -> bool:
+    at = 0
+    while at < num and left[left_at + at] == right[right_at + at]:
+        at += 1
+    return at >= num
+
+
+@loop()
+def _pair(token: int, character: int) -> int:
+    return (token * 31 + character) & (_PAIRS - 1)
+
+
+@loop()
+def _chain(heads: Ints, words: Ints, tokens: Ints, is_kept: Bools) -> Ints:
+    """Chain the ways of some words by their tokens: `heads` gets 1 + the last way, and the result has those before."""
+    before = np.zeros(len(words), np.int32)
+    for way in range(len(words)):
+        if is_kept[words[way]]:
+            before[way] = heads[tokens[way]]
+            heads[tokens[way]] = way + 1
+    return before
+
+
+@loop()
+def _places(tokens: Ints, heads: Ints) -> Ints:
+    """Where a token stands that may begin a word."""
+    places, count = np.empty(len(tokens) + 1, np.int32), 0
+    for at in range(len(tokens)):
+        places[count] = at
+        count += 0 <= tokens[at] < len(heads) and heads[tokens[at]] != 0
+    return places[:count]
+
+
+@loop()
+def _times(
+    places: Ints, tokens: Ints, heads: Ints, before: Ints, words: Ints, is_all: Bools, num_words: int
+) -> tuple[Ints, int]:
+    """How many tokens are the whole of each word; and how many ways all places have together."""
+    times, num_ways = np.zeros(num_words, np.int32), 0
+    for place in places:
+        way = heads[tokens[place]] - 1
+        while way >= 0:
+            num_ways += 1
+            times[words[way]] += is_all[way]
+            way = before[way] - 1
+    return times, num_ways
+
+
+@loop()
+def _following(asked: Asked, is_all: Bools, is_kept: Bools) -> Bools:
+    """By the number of a token and a character: whether a word that the token begins goes on with the character."""
+    following = np.zeros(_PAIRS, np.bool_)
+    for way in range(len(is_all)):
+        word = asked.way_words[way]
+        if is_kept[word] and not is_all[way]:
+            following[_pair(asked.way_tokens[way], asked.words[asked.at[word] + asked.way_rests[way]])] = True
+    return following
+
+
+@loop()
+def _by_word(words: Ints, places: Ints, num_words: int) -> tuple[Ints, Ints]:
+    """Ascending places of words, sorted by word, and where those of each word end."""
+    ends = np.zeros(num_words, np.int32)
+    for word in words:
+        ends[word] += 1
+    ends = np.cumsum(ends).astype(np.int32)
+    at, found = np.empty(num_words, np.int32), np.empty(len(places), np.int32)
+    for word in range(num_words):
+        at[word] = ends[word - 1] if word else 0
+    for i in range(len(words)):
+        found[at[words[i]]] = places[i]
+        at[words[i]] += 1
+    return found, ends
+
+
+@loop("twABii")
+def find_words(
+    tokens: Ints, heads: Ints, asked_arrays: Asked, book_arrays: Book, most_tries: int, most: int
+) -> tuple[Ints, Ints, int]:
+    """The places of the words that are asked for.
+
+    Args:
+        tokens: where.
+        heads: a zero for each token of the vocabulary; zeros again in the end.
+        asked_arrays: what is looked for.
+        book_arrays: the vocabulary.
+        most_tries: with more tries the search ends.
+        most: tokens of one word at most.
+
+    Returns:
+        The places of the words' first tokens, ascending for each word; where in them each word's end; and the tries.
+    """
+    asked, book = Asked(*asked_arrays), Book(*book_arrays)
+    words, rests, by_token = asked.way_words, asked.way_rests, asked.way_tokens
+    points, at, marks, first, num_known = asked.words, asked.at, book.marks, book.first, len(heads)
+    folded, folded_at = book.folded, book.folded_at
+    is_all = (rests == WHOLE) | (rests == (asked.at[1:] - asked.at[:-1])[words])
+    is_kept = np.ones(len(asked.is_rare), np.bool_)
+    before = _chain(heads, words, by_token, is_kept)
+    places = _places(tokens, heads)
+    times, num_ways = _times(places, tokens, heads, before, words, is_all, len(is_kept))
+    # A rare word that is frequent here is not looked for.
+    is_kept = (times <= _FREQUENT) | (asked.is_rare == 0)
+    heads[by_token] = 0
+    before = _chain(heads, words, by_token, is_kept)
+    following = _following(asked, is_all, is_kept)
+    found_words, found = np.empty(num_ways, np.int32), np.empty(num_ways, np.int32)
+    count = tries = 0
+    for place in places:
+        token = tokens[place]
+        before_it = _known(tokens[place - 1], num_known) if place else num_known
+        behind_it = _known(tokens[place + 1], num_known) if place + 1 < len(tokens) else num_known
+        is_edge = marks[token] & SIGNED or not marks[before_it] & ENDS
+        # Words may begin here and go on, unless the next token says otherwise.
+        may_go_on, num_begun = following[_pair(token, first[behind_it])], 0
+        way = heads[token] - 1
+        while way >= 0:
+            if rests[way] != WHOLE:
+                num_begun += 1
+                may_go_on |= is_all[way]
+            elif is_edge and not marks[behind_it] & STARTS:
+                found_words[count], found[count] = words[way], place
+                count += 1
+            way = before[way] - 1
+        if not num_begun or not may_go_on:
+            continue
+        tries += num_begun
+        if tries > most_tries:
+            break
+        way = heads[token] - 1
+        while way >= 0:
+            word, rest = words[way], at[words[way]] + rests[way]
+            num_more = min(at[word + 1] - rest, folded_at[behind_it + 1] - folded_at[behind_it])
+            if (
+                rests[way] != WHOLE
+                and _are_equal(points, rest, folded, folded_at[behind_it], num_more)
+                and _ends_there(tokens, place, word, asked, book, most)
+                and _begins_there(tokens, place, word, asked, book)
+            ):
+                found_words[count], found[count] = word, place
+                count += 1
+            way = before[way] - 1
+    heads[by_token] = 0
+    sorted_places, ends = _by_word(found_words[:count], found[:count], len(asked.is_rare))
+    return sorted_places, ends, tries
