@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
@@ -36,6 +37,8 @@ _LEAST_RECOVERED: Final = 0.98
 _MOST_REUSE = PlanOptions(policy=MOST_REUSE)
 _NAMESPACE: Final = "bench"
 _WARMUP: Final = 3
+_PUBLISHED_TOKENS: Final = 32_768
+_RATES: Final = (10_000, 50_000, 200_000)
 
 
 class Case(NamedTuple):
@@ -88,6 +91,11 @@ class CoreResult(Result, frozen=True, kw_only=True, forbid_unknown_fields=False)
     bytes_per_token: dict[str, float]
     """Traced memory over indexed tokens, by length of the paths."""
     publish_ms_32k: float
+    """Of texts that nobody knows, milliseconds of the thread's processor time."""
+    publish_evicting_ms_32k: float | None = None
+    """The same in an index that is full; earlier records have none."""
+    publish_core_percent: dict[str, float] | None = None
+    """That of a core which this takes, by new tokens a second."""
     timings: list[CoreTiming]
 
 
@@ -105,8 +113,10 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     prompts = {case: _beside(index, partial(make_prompt, rng, documents, case)) for case in CASES}
     prompts |= {case: _agents_prompts(config, rng, case, is_changed) for case, is_changed in AGENTS.items()}
     timings = [_time(made, case, args.plans) for case, made in tqdm(prompts.items(), "plan", file=sys.stderr)]
-    empty, fresh = ContentIndex(config), [_random(rng, 32_768) for _ in range(12)]
-    publish_ms = ms([timed(empty.publish, _NAMESPACE, each, [(0, len(each))])[0] for each in fresh])
+    fresh = [_random(rng, _PUBLISHED_TOKENS) for _ in range(24)]
+    full = msgspec.structs.replace(config, max_index_tokens=8 * _PUBLISHED_TOKENS)
+    publish_ms, evicting_ms = (_publish(ContentIndex(each), fresh) for each in (config, full))
+    core_percent = {f"{rate:,}": evicting_ms * rate / _PUBLISHED_TOKENS / 10 for rate in _RATES}
     memory = {f"{length:,}": _bytes_per_token(config, length) for length in (32_000, 600)}
     result = result_of(
         CoreResult,
@@ -116,15 +126,28 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         index_tokens=stats.num_tokens,
         bytes_per_token=memory,
         publish_ms_32k=publish_ms,
+        publish_evicting_ms_32k=evicting_ms,
+        publish_core_percent=core_percent,
         timings=timings,
     )
     shown = [
         f"index: {stats.num_donors:,} chunks, {stats.num_tokens:,} tokens\n",
         markdown_table(_table(timings)),
-        f"\npublish 32k new tokens: {publish_ms:.2f} ms",
+        f"\npublish 32k new tokens: {publish_ms:.2f} ms, where as many are evicted {evicting_ms:.2f}; of one core "
+        + ", ".join(f"{percent:.2f} % at {rate} new tokens a second" for rate, percent in core_percent.items()),
         "memory: " + ", ".join(f"{value:.1f} bytes a token in paths of {name}" for name, value in memory.items()),
     ]
     return Finding(result, "\n".join(shown))
+
+
+def _publish(index: ContentIndex, texts: list[Tokens]) -> float:
+    """The median over the second half of the texts, when the first half has filled the index."""
+    times = []
+    for text in texts:
+        start = time.thread_time()
+        index.publish(_NAMESPACE, text, [(0, len(text))])
+        times.append(time.thread_time() - start)
+    return ms(times[len(times) // 2 :])
 
 
 def fill_index(

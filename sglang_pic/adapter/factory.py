@@ -72,6 +72,7 @@ from sglang_pic.core import (
     PositionSteps,
     RowNames,
     costs,
+    load_loops,
 )
 from sglang_pic.route.wire import Cutting
 from sglang_pic.runtime.host_rows import view_host_pool
@@ -245,6 +246,7 @@ def _make_cache(
     ranks = serving_group(ctx.tp_group)
     logs = ranks is None or ranks.rank_in_group == 0
     events = _make_events(ctx, config, model, media, labels)
+    load_loops()  # No request waits for the compiler.
     index = ContentIndex(
         config.core,
         lexicon=model.lexicon,

@@ -76,25 +76,28 @@ class DonorTable:
 
     def add(self, ending: int, name: int, node: Node, start: int, length: int) -> None:
         """Make a place the freshest donor of its chunk, unless it is a donor already."""
-        if ending in self.heads:
-            donors = self.of(ending)
-            same = [donor for donor in donors if self.names[donor] == name]
-            if any(self.starts[donor] == start and self.nodes[donor] is node for donor in same):
-                return
-            if len(same) >= self.max_per_name:
-                self.remove(self._least_wanted(same))
-            elif len(donors) >= MAX_DONORS_PER_ENDING:
-                self.remove(self._least_wanted(donors))
+        names, starts, nodes, following = self.names, self.starts, self.nodes, self._next
+        donors, same = [], []
+        donor = self.heads.get(ending, NONE)
+        while donor != NONE:
+            donors.append(donor)
+            if names[donor] == name:
+                if starts[donor] == start and nodes[donor] is node:
+                    return
+                same.append(donor)
+            donor = following[donor]
+        if len(same) >= self.max_per_name:
+            self.remove(self._least_wanted(same))
+        elif len(donors) >= MAX_DONORS_PER_ENDING:
+            self.remove(self._least_wanted(donors))
         head = self.heads.get(ending, NONE)
-        [donor] = self._take_slots(1)
+        donor = self._free.pop() if self._free else self._take_slots(1)[0]
         if head == NONE:
             self._admit(np.array([ending], np.uint32), [donor])
-        self._hold(node, [donor])
-        self.starts[donor] = start
-        self.lengths[donor] = length
-        self.names[donor] = name
-        self.endings[donor] = ending
-        self._next[donor] = head
+        nodes[donor], starts[donor], names[donor] = node, start, name
+        self.lengths[donor], self.endings[donor], self._places[donor] = length, ending, len(node.donors)
+        node.donors.append(donor)
+        following[donor] = head
         self.heads[ending] = donor
         self._size.num_donors += 1
         if self._watch is not None:
@@ -239,7 +242,10 @@ class DonorTable:
 
     def _least_wanted(self, donors: list[int]) -> int:
         """The oldest donor that is not pinned, or the oldest of all."""
-        return next((donor for donor in reversed(donors) if not self.node(donor).num_pins), donors[-1])
+        for donor in reversed(donors):
+            if not self.node(donor).num_pins:
+                return donor
+        return donors[-1]
 
     def _hold(self, node: Node, donors: list[int]) -> None:
         """Note that donors end in `node`."""

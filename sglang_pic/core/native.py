@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final, TypeVar, cast
@@ -47,23 +48,28 @@ def loop(parameters: str = "") -> Callable[[F], F]:
 def load_loops() -> bool:
     """Compile all loops, or read them from numba's cache; False where they serve uncompiled.
 
-    A server calls this when it starts, so that no request waits; elsewhere the first call of a loop does it. The cache
-    lies in `__pycache__` beside the loops or, where that is read-only, in `NUMBA_CACHE_DIR` or the user's cache folder.
+    A server calls this when it starts, so that no request waits; elsewhere the first call of a loop does it. numba's
+    cache lies in `NUMBA_CACHE_DIR` where that is set, else in `__pycache__` beside the loops or, where that is
+    read-only, in the user's cache folder.
 
     Raises:
         ValueError: the environment variable `SGLANG_PIC_LOOPS` is neither `auto` nor `python`.
     """
-    chosen = os.environ.get(_SWITCH, "auto")
+    started, chosen = time.perf_counter(), os.environ.get(_SWITCH, "auto")
     if chosen not in ("auto", "python"):
         raise ValueError(f"{_SWITCH}={chosen!r}: must be 'auto' or 'python'; unset it for auto.")
-    try:
-        compiler = _compiler() if chosen == "auto" else None
-    except ImportError as error:
-        logger.warning("Plans are made in Python, many times slower, because numba cannot be imported: %s", error)
-        compiler = None
+    if chosen == "auto":
+        try:
+            compiler = _compiler()
+            for name, plain in PLAIN.items():
+                plain.__globals__[name] = compiler(plain, _parameters[name])
+            logger.info("The inner loops of plans are ready after %.1f s", time.perf_counter() - started)
+            return True
+        except Exception as error:  # numba is missing, or is one that does not compile them
+            logger.warning("Plans are made in Python, many times slower: numba: %s", error)
     for name, plain in PLAIN.items():
-        plain.__globals__[name] = plain if compiler is None else compiler(plain, _parameters[name])
-    return compiler is not None
+        plain.__globals__[name] = plain
+    return False
 
 
 def _compiler() -> Callable[[FunctionType, str], Callable[..., Any]]:

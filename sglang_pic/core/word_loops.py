@@ -286,6 +286,63 @@ def _by_word(words: Ints, places: Ints, num_words: int) -> tuple[Ints, Ints]:
     return found, ends
 
 
+@loop()
+def _search(
+    places: Ints,
+    tokens: Ints,
+    heads: Ints,
+    before: Ints,
+    is_all: Bools,
+    following: Bools,
+    found: tuple[Ints, Ints],
+    asked: Asked,
+    book: Book,
+    most_tries: int,
+    most: int,
+) -> tuple[int, int]:
+    """Fill in the words that are found and their places, by place; how many, and how many tries it took."""
+    found_words, found_places = found
+    words, rests, points, at = asked.way_words, asked.way_rests, asked.words, asked.at
+    marks, first, num_known = book.marks, book.first, len(heads)
+    folded, folded_at = book.folded, book.folded_at
+    count = tries = 0
+    for place in places:
+        token = tokens[place]
+        before_it = _known(tokens[place - 1], num_known) if place else num_known
+        behind_it = _known(tokens[place + 1], num_known) if place + 1 < len(tokens) else num_known
+        is_edge = marks[token] & SIGNED or not marks[before_it] & ENDS
+        # Words may begin here and go on, unless the next token says otherwise.
+        may_go_on, num_begun = following[_pair(token, first[behind_it])], 0
+        way = heads[token] - 1
+        while way >= 0:
+            if rests[way] != WHOLE:
+                num_begun += 1
+                may_go_on |= is_all[way]
+            elif is_edge and not marks[behind_it] & STARTS:
+                found_words[count], found_places[count] = words[way], place
+                count += 1
+            way = before[way] - 1
+        if not num_begun or not may_go_on:
+            continue
+        tries += num_begun
+        if tries > most_tries:
+            break
+        way = heads[token] - 1
+        while way >= 0:
+            word, rest = words[way], at[words[way]] + rests[way]
+            num_more = min(at[word + 1] - rest, folded_at[behind_it + 1] - folded_at[behind_it])
+            if (
+                rests[way] != WHOLE
+                and _are_equal(points, rest, folded, folded_at[behind_it], num_more)
+                and _ends_there(tokens, place, word, asked, book, most)
+                and _begins_there(tokens, place, word, asked, book)
+            ):
+                found_words[count], found_places[count] = word, place
+                count += 1
+            way = before[way] - 1
+    return count, tries
+
+
 @loop("twABii")
 def find_words(
     tokens: Ints, heads: Ints, asked_arrays: Asked, book_arrays: Book, most_tries: int, most: int
@@ -305,54 +362,18 @@ def find_words(
     """
     asked, book = Asked(*asked_arrays), Book(*book_arrays)
     words, rests, by_token = asked.way_words, asked.way_rests, asked.way_tokens
-    points, at, marks, first, num_known = asked.words, asked.at, book.marks, book.first, len(heads)
-    folded, folded_at = book.folded, book.folded_at
     is_all = (rests == WHOLE) | (rests == (asked.at[1:] - asked.at[:-1])[words])
-    is_kept = np.ones(len(asked.is_rare), np.bool_)
-    before = _chain(heads, words, by_token, is_kept)
+    before = _chain(heads, words, by_token, np.ones(len(asked.is_rare), np.bool_))
     places = _places(tokens, heads)
-    times, num_ways = _times(places, tokens, heads, before, words, is_all, len(is_kept))
+    times, num_ways = _times(places, tokens, heads, before, words, is_all, len(asked.is_rare))
     # A rare word that is frequent here is not looked for.
     is_kept = (times <= _FREQUENT) | (asked.is_rare == 0)
     heads[by_token] = 0
     before = _chain(heads, words, by_token, is_kept)
     following = _following(asked, is_all, is_kept)
-    found_words, found = np.empty(num_ways, np.int32), np.empty(num_ways, np.int32)
-    count = tries = 0
-    for place in places:
-        token = tokens[place]
-        before_it = _known(tokens[place - 1], num_known) if place else num_known
-        behind_it = _known(tokens[place + 1], num_known) if place + 1 < len(tokens) else num_known
-        is_edge = marks[token] & SIGNED or not marks[before_it] & ENDS
-        # Words may begin here and go on, unless the next token says otherwise.
-        may_go_on, num_begun = following[_pair(token, first[behind_it])], 0
-        way = heads[token] - 1
-        while way >= 0:
-            if rests[way] != WHOLE:
-                num_begun += 1
-                may_go_on |= is_all[way]
-            elif is_edge and not marks[behind_it] & STARTS:
-                found_words[count], found[count] = words[way], place
-                count += 1
-            way = before[way] - 1
-        if not num_begun or not may_go_on:
-            continue
-        tries += num_begun
-        if tries > most_tries:
-            break
-        way = heads[token] - 1
-        while way >= 0:
-            word, rest = words[way], at[words[way]] + rests[way]
-            num_more = min(at[word + 1] - rest, folded_at[behind_it + 1] - folded_at[behind_it])
-            if (
-                rests[way] != WHOLE
-                and _are_equal(points, rest, folded, folded_at[behind_it], num_more)
-                and _ends_there(tokens, place, word, asked, book, most)
-                and _begins_there(tokens, place, word, asked, book)
-            ):
-                found_words[count], found[count] = word, place
-                count += 1
-            way = before[way] - 1
+    found = np.empty(num_ways, np.int32), np.empty(num_ways, np.int32)
+    count, tries = _search(places, tokens, heads, before, is_all, following, found, asked, book, most_tries, most)
     heads[by_token] = 0
-    sorted_places, ends = _by_word(found_words[:count], found[:count], len(asked.is_rare))
+    found_words, found_places = found
+    sorted_places, ends = _by_word(found_words[:count], found_places[:count], len(asked.is_rare))
     return sorted_places, ends, tries

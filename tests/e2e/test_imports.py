@@ -15,7 +15,7 @@ from tests.e2e.serving import Client, random_tokens, wait_until
 pytestmark = pytest.mark.e2e
 
 CLOSED = re.compile(
-    r"sglang_pic(\.(adapter(?!\.doctor)|runtime|core|route|config|certificate|errors)\b.*)?|pic_(kernels|native)\b.*"
+    r"sglang_pic(\.(adapter(?!\.doctor)|runtime|core|route|config|certificate|errors)\b.*)?|pic_kernels\b.*"
 )
 GATES = {"pic_bench", "pic_bench.probe_plugin"}
 """SGLang calls the experiments' plugin in every process, where it finds that it is not asked for."""
@@ -39,3 +39,9 @@ def test_a_server_loads_what_serves_and_nothing_else(client: Client) -> None:
         loaded = set(names.split())
         assert "sglang_pic.adapter.plugin" in loaded
         assert {name for name in loaded if not (CLOSED.fullmatch(name) or ON_THIS_PLATFORM.fullmatch(name))} == GATES
+
+
+@on_servers("smollm2")
+def test_no_request_waits_for_the_compiler_of_loops(client: Client) -> None:
+    log = client.log()
+    assert log.index("The inner loops of plans are ready") < log.index("The server is fired up")

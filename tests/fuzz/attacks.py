@@ -139,7 +139,7 @@ ATTACKS: dict[Callable[..., Tokens], int] = {
     fields_of_two_words: 40,
     fields_of_one_long_word: 40,
     numbers_behind_numbers: 18,
-    near_donors: 75,
+    near_donors: 80,
     repeated_chunk: 50,
     one_token: 50,
     many_endings: 75,

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Tokens, as_tokens
 from sglang_pic.core.chunker import xxh3_name
-from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import CostModel, DropReason, PlanOptions
+from sglang_pic.core.token_loops import ENDING_LEN
 
 UNBOUNDED = CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_tokens=1 << 40, max_index_bytes=1 << 44)
 
