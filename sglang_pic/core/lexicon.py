@@ -81,9 +81,9 @@ class Lexicon:
         self._texts: list[str] = []
         self._folded: list[str] = []
         nothing, none = np.zeros(0, np.int32), np.zeros(0, np.uint8)
-        places, one = np.zeros(2, np.int32), np.zeros(1, np.uint8)
-        self._book = Book(none, places, nothing, none, places, *[np.zeros(1, np.int32)] * 3, one)
-        self._breaks = one
+        places, zero = np.zeros(2, np.int32), np.zeros(1, np.int32)
+        self._breaks = np.zeros(1, np.uint8)
+        self._book = Book(none, places, nothing, none, places, zero, zero, zero, self._breaks)
         # For searches: zeros between them.
         self._heads = nothing
         self._spelled: list[str] = []

@@ -240,11 +240,9 @@ def equal_end(node: Node, start: int, shift: int, tokens: Tokens, stop: int, row
     """
     at = start
     while at < stop:
-        following: Node | None = node
-        if at - shift >= node.start + len(node.tokens):
-            following = node.children.get(int(tokens[at]))
-            if following is None:
-                break
+        following = node if at - shift < node.start + len(node.tokens) else node.children.get(int(tokens[at]))
+        if following is None:
+            break
         if rows is ELIGIBLE:
             span = following.eligible_around(at - shift)
             if span is None:
