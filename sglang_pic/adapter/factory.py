@@ -121,6 +121,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     model = _read_model(ctx, config, path.splicer, drafts)
     # NOTE: all that reads the reuse policy comes after.
     config, certificate = certified.certify(ctx, config, model.splicer, labels)
+    load_loops()  # No request waits for the compiler.
     cache = _make_cache(ctx, config, model, path, audit, labels)
     planning = cache.planning
     reports: dict[str, Callable[[], msgspec.Struct]] = {"faults": cache.faults.report, "modes": planning.modes.report}
@@ -246,7 +247,6 @@ def _make_cache(
     ranks = serving_group(ctx.tp_group)
     logs = ranks is None or ranks.rank_in_group == 0
     events = _make_events(ctx, config, model, media, labels)
-    load_loops()  # No request waits for the compiler.
     index = ContentIndex(
         config.core,
         lexicon=model.lexicon,
