@@ -194,7 +194,8 @@ class Aligner:
         if short > self._most or shared == 0:
             return _join(_OTHER, fields)
         # What the longer side has beyond this is the text that was added or taken away.
-        old_end, new_end = (shared + min(length, short + _BESIDE_TOKENS) for length in (old_len, new_len))
+        most = short + _BESIDE_TOKENS
+        old_end, new_end = shared + min(old_len, most), shared + min(new_len, most)
         while node.start >= old_end:
             assert node.parent is not None, "a path begins at the root"
             node = node.parent

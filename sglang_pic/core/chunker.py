@@ -31,9 +31,8 @@ _WARM_UP_CHUNKS = 8
 _LENGTH = attrgetter("length")
 
 
-def xxh3_name(data: memoryview) -> int:
-    """The xxh3-64 of `data`: the name of a chunk inside its namespace."""
-    return xxhash.xxh3_64_intdigest(data)
+xxh3_name: HashFunction = xxhash.xxh3_64_intdigest
+"""The xxh3-64 of some bytes: the name of a chunk inside its namespace."""
 
 
 class Chunker:

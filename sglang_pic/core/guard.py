@@ -132,6 +132,9 @@ class Guard:
         watched, num_behind = [], 0
         for run in runs:
             before = self._fields[run.target_start]
+            if not before:
+                watched.append(run)
+                continue
             added = {field.key: field for field in before} if num_behind + len(before) <= _MAX_FIELDS_BEHIND else None
             if added is None or len(fields) + sum(key not in fields for key in added) > _MAX_FIELDS:
                 self.dropped[DropReason.BUDGET] += 1

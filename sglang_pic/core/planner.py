@@ -236,6 +236,8 @@ class Planner:
         asked = self._options.missing
         holes = () if asked is None else asked(run.donor, run.donor_start, run.donor_end)
         all_steps = self._options.steps
+        if not holes and not all_steps:
+            return run
         crossed = [part for steps in all_steps for part in steps.crossed(run.donor_start, run.donor_end, run.shift)]
         if crossed:
             holes = merge_spans([*holes, *crossed])
@@ -387,7 +389,8 @@ class Planner:
 
     def _is_worth_fetching(self, run: Run) -> bool:
         """Whether the run saves more than fetching its rows from the host costs, counting a run that is not."""
-        cost, num_rows = self._options.cost, self._num_to_fetch(run)
+        cost = self._options.cost
+        num_rows = 0 if cost is None else self._num_to_fetch(run)
         if cost is None or not num_rows:
             return True
         gap_start = None if run.target_start == self._served else run.target_end
