@@ -174,38 +174,39 @@ def _goes_on(following: int, over_next: int, edge: int) -> bool:
 @loop()
 def _ends_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book, most: int) -> bool:
     """Whether the word stands from the token at `place` on, and does not go on behind its end."""
+    points, folded, kinds, folded_at, marks = asked.words, book.folded, book.folded_kinds, book.folded_at, book.marks
     base, word_len, length, following, over_next = asked.at[word], asked.at[word + 1] - asked.at[word], 0, 0, 0
-    known = len(book.marks) - 1
-    token = _token(tokens, place, known)
-    start, at = book.folded_at[token + 1] - book.bare_len[token], place
+    token, known, at = tokens[place], len(marks) - 1, place
+    start, stop = folded_at[token + 1] - book.bare_len[token], folded_at[token + 1]
     while True:
-        for i in range(start, book.folded_at[token + 1]):
-            if length < word_len and book.folded[i] != asked.words[base + length]:
+        for i in range(start, stop):
+            if length < word_len and folded[i] != points[base + length]:
                 return False
             if length == word_len:
-                following = int(book.folded_kinds[i])
+                following = int(kinds[i])
             if length == word_len + 1:
-                over_next = int(book.folded_kinds[i])
+                over_next = int(kinds[i])
             length += 1
         at += 1
-        token = _token(tokens, at, known)
-        if at >= place + most or length > word_len + 1 or not book.marks[token] & OPEN:
+        token = _known(tokens[at], known) if at < len(tokens) else known
+        if at >= place + most or length > word_len + 1 or not marks[token] & OPEN:
             break
-        start = book.folded_at[token]
+        start, stop = folded_at[token], folded_at[token + 1]
     return length >= word_len and not _goes_on(following, over_next, int(asked.last[word]))
 
 
 @loop()
 def _begins_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book) -> bool:
     """Whether no part of the word stands before the signs of the token at `place`."""
+    all_kinds, kinds_at, known = book.kinds, book.kinds_at, len(book.marks) - 1
     before = before_that = count = 0
     for at in range(place, max(-1, place - 3), -1):
-        token = _token(tokens, at, len(book.marks) - 1)
-        start = book.kinds_at[token]
-        stop = start + book.signs_len[token] if at == place else book.kinds_at[token + 1]
+        token = _known(tokens[at], known)
+        start = kinds_at[token]
+        stop = start + book.signs_len[token] if at == place else kinds_at[token + 1]
         while stop > start and count < 2:
             stop -= 1
-            before, before_that = (before, int(book.kinds[stop])) if count else (int(book.kinds[stop]), 0)
+            before, before_that = (before, int(all_kinds[stop])) if count else (int(all_kinds[stop]), 0)
             count += 1
     return not _goes_on(before, before_that, int(asked.first[word]))
 
