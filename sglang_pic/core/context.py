@@ -3,13 +3,14 @@
 Rows carry what their request read before them, and the answer depends most on the end of a prompt. So the nearer to the
 end a run lies, the better the donor's context must fit: what stood before the donor, and what stands before the run.
 
-    [0, near_start)            any donor
+    [0, near_start)            the donor lacks at most `far_unseen_percent` of the text before a row, in the same order
     [near_start, tail_start)   the donor lacks at most `near_unseen_percent` of the text before the run
     [tail_start, last)         and at most `unseen_percent`, and has at most `foreign_tokens` that the prompt lacks
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ import numpy as np
 from sglang_pic.core import token_loops
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.tokens import Tokens
+
+_MOST_COMPARED, _MOST_REFUSED = 32, 4
+"""Tokens of contexts that are compared for one plan, and of runs that are refused after all, in lengths of the prompt:
+text of a short period has a long run at every shift."""
 
 
 class Misfit(NamedTuple):
@@ -29,13 +34,23 @@ class Misfit(NamedTuple):
     """Tokens of the prompt that the donor's context lacks."""
 
 
-def compare_contexts(context: Tokens, here: Tokens, shifts: AbstractSet[int]) -> Misfit:
-    """Compare a donor's context with the text before a run, token by token, at each of the shifts.
+class Moved(NamedTuple):
+    """Tokens `[start, end)` of the prompt, which stand `shift` further back on a donor's path."""
 
-    A token that is found at another shift counts as missing, so the result may be too large, never too small. One token
-    of the context may stand for several of the text.
+    start: int
+    end: int
+    shift: int
+
+
+def compare_contexts(context: Tokens, here: Tokens, shifts: AbstractSet[int], moved: Sequence[Moved] = ()) -> Misfit:
+    """Compare a donor's context with the text before a run, token by token.
+
+    All of the text is looked for at each of `shifts`, parts of it at the shifts of `moved`. A token that is found at
+    another shift counts as missing, so the result may be too large, never too small. One token of the context may stand
+    for several of the text.
     """
-    num_foreign, num_unseen = token_loops.count_misfits(context, here, np.array([*shifts], np.int64))
+    places = [*(Moved(0, len(here), shift) for shift in shifts), *moved]
+    num_foreign, num_unseen = token_loops.count_misfits(context, here, np.array(places, np.int64).reshape(-1))
     return Misfit(num_foreign, max(num_unseen, len(here) - len(context)))
 
 
@@ -52,12 +67,46 @@ class ContextRule:
         self._tail_start = last - policy.tail_tokens
         self.near_start = last - (max(policy.near_tokens, policy.tail_tokens) if policy.tail_tokens else 0)
         """From this position on contexts are compared."""
-        self._num_misfits = 0
+        self.far_end = self.near_start if policy.tail_tokens and policy.far_unseen_percent < 100 else 0
+        """Before this position contexts are compared in order."""
+        self._num_misfits = self._num_compared = self._num_refused = 0
 
     @property
     def is_exhausted(self) -> bool:
         """Whether so many donors did not fit that no further one is compared: none is spliced beyond `near_start`."""
         return self._num_misfits >= self._policy.max_misfits
+
+    @property
+    def is_far_exhausted(self) -> bool:
+        """Whether so much was compared, or refused, that before `far_end` nothing more is spliced."""
+        most = max(1, self.far_end)
+        return self._num_compared > _MOST_COMPARED * most or self._num_refused > _MOST_REFUSED * most
+
+    def far_start(self, start: int, end: int, num_unseen: int) -> int:
+        """From where on the rows of a run fit, before `far_end`; `far_end` where none does.
+
+        Behind text that the donor lacks, no longer than a changed field, such as another header, that is the first row
+        of whose context it is a small enough share: the rest is the run itself.
+
+        Args:
+            start: where the run would begin.
+            end: where it would end.
+            num_unseen: tokens before it that the donor's context lacks.
+        """
+        percent = self._policy.far_unseen_percent
+        self._num_compared += start
+        if 100 * num_unseen <= percent * start:
+            return start
+        first = self.far_end
+        if percent and not self.is_too_much(num_unseen, start):
+            first = min(first, -(-100 * num_unseen // percent))
+        self._num_refused += min(end, first) - start
+        return first
+
+    def is_too_much(self, num_unseen: int, start: int) -> bool:
+        """Whether no row of a run fits, before `far_end`, behind so many tokens that its donor lacks."""
+        policy = self._policy
+        return num_unseen > policy.max_field_tokens and 100 * num_unseen > policy.far_unseen_percent * start
 
     def reach(self, end: int, misfit: Misfit, num_before: int) -> int:
         """Up to where a donor's rows may be spliced.

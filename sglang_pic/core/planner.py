@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_pic.core import token_loops
-from sglang_pic.core.context import ContextRule, compare_contexts
+from sglang_pic.core.context import ContextRule, Moved, compare_contexts
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.lexicon import Lexicon
@@ -50,6 +50,8 @@ _WORK_PER_ENDING = 16
 _WORK_PER_NAME = 8
 # A node more that a comparison goes over.
 _WORK_PER_STEP = 16
+# So far beside an equal span the prompt's text is looked for at its shift.
+_BESIDE_TOKENS = 256
 # Tokens of a donor's context that are looked for in the prompt at the cost of comparing one.
 _CONTEXT_PER_WORK = 16
 
@@ -127,6 +129,8 @@ class Planner:
         self._served = prefix_len
         self._dropped: Counter[DropReason] = Counter()
         self._used: list[Node] = []
+        # The equal spans so far, with what stands beside them: text at one shift is one of them.
+        self._moved: list[Moved] = []
         self._paths = PlanPaths(tokens)
         # (serial of a node, shift) -> end of an equal span that is not worth a run; its other chunks lead to it too.
         self._short: dict[tuple[int, int], int] = {}
@@ -186,7 +190,8 @@ class Planner:
             places, endings = self._donors.scan(self._tokens, at, stop)
             i = 0
             while i < len(places):
-                if endings[i] in heads and not self._is_given_up(endings[i], places[i]):
+                chunk_end = places[i]
+                if endings[i] in heads and not (self._is_vain(chunk_end) or self._is_given_up(endings[i], chunk_end)):
                     run = self._choose(endings[i], data, places[i], runs[-1].shift if runs else None)
                     if run is not None:
                         runs.append(run)
@@ -198,6 +203,11 @@ class Planner:
                 i += 1
             at = max(stop, self._served)
         return runs
+
+    def _is_vain(self, chunk_end: int) -> bool:
+        """Whether so many donors did not fit that none behind a chunk that ends here is looked at."""
+        rule = self._context
+        return chunk_end <= rule.far_end and rule.is_far_exhausted and self._options.pinned_len is None
 
     def _choose(self, ending: int, data: memoryview, chunk_end: int, shift: int | None) -> Run | None:
         """The best run through the chunk that ends at `chunk_end`, resolved; None if there is none worth it."""
@@ -266,6 +276,7 @@ class Planner:
                 self._give_up(grown)
                 continue
             found = self._fit(grown, shift)
+            self._note_moved(grown)
             if found is not None and self._is_long_enough(found):
                 candidates.append(found)
             else:
@@ -335,9 +346,16 @@ class Planner:
     def _fit(self, found: _Candidate, last_shift: int | None) -> _Candidate | None:
         """The span as far as the context rule lets its rows be spliced; None where nothing worth a copy is left."""
         rule = self._context
+        pinned_end = self._pinned_end(found)
+        if found.start < rule.far_end and pinned_end < min(found.end, rule.far_end):
+            start = self._far_start(found)
+            if start == rule.far_end or found.end - start < self._limits.seam + self._limits.min_spliced:
+                # What is near of the run goes with it: its donor has read something else.
+                return None
+            found = found._replace(start=start)
         if found.end <= rule.near_start:
             return found
-        end = max(rule.near_start, self._pinned_end(found))
+        end = max(rule.near_start, pinned_end)
         if end < found.end and not rule.is_exhausted:
             at = max(found.start, rule.near_start)
             self._work += at // _CONTEXT_PER_WORK
@@ -350,6 +368,37 @@ class Planner:
         if end - found.start < self._limits.seam + self._limits.min_spliced:
             return None
         return found._replace(end=end, node=_node_before(found.node, end - found.shift))
+
+    def _far_start(self, found: _Candidate) -> int:
+        """From where on the span's rows may be spliced: its donor has read enough of what stands before, in order."""
+        rule, start = self._context, found.start
+        num_unseen = found.shift
+        # A context that is too short need not be read.
+        if not rule.is_too_much(num_unseen, start):
+            self._work += start // _CONTEXT_PER_WORK
+            context = self._paths.through(found.node).tokens(start - found.shift)
+            shifts, moved = {0, found.shift}, self._in_order(found)
+            num_unseen = compare_contexts(context, self._tokens[:start], shifts, moved).num_unseen
+        return rule.far_start(start, found.end, num_unseen)
+
+    def _in_order(self, found: _Candidate) -> list[Moved]:
+        """The equal spans before a run that stand before its donor in the same order, from the last one back."""
+        kept, end = [], found.start - found.shift
+        for moved in reversed(self._moved):
+            start, stop = moved.start + _BESIDE_TOKENS - moved.shift, moved.end - _BESIDE_TOKENS - moved.shift
+            if stop <= end:
+                kept.append(moved)
+                end = start
+        return kept
+
+    def _note_moved(self, found: _Candidate) -> None:
+        """Note an equal span, whether or not it is spliced: later contexts are compared at its shift there."""
+        moved = Moved(found.start - _BESIDE_TOKENS, found.end + _BESIDE_TOKENS, found.shift)
+        last = self._moved[-1] if self._moved else None
+        if last is not None and last.shift == moved.shift and moved.start <= last.end:
+            self._moved[-1] = Moved(min(last.start, moved.start), max(last.end, moved.end), moved.shift)
+        else:
+            self._moved.append(moved)
 
     def _pinned_end(self, found: _Candidate) -> int:
         """Up to where the span's rows are pinned and the request wants them wherever they stand."""

@@ -92,12 +92,20 @@ def _note_equal(left: Ints, right: Ints, left_known: Bytes, right_known: Bytes, 
 
 
 @loop("ttq")
-def count_misfits(context: Ints, here: Ints, shifts: Longs) -> tuple[int, int]:
-    """How many tokens of each of the two have no equal at any of the shifts."""
+def count_misfits(context: Ints, here: Ints, moved: Longs) -> tuple[int, int]:
+    """How many tokens of each of the two have no equal; `here[start:end]` is looked for `shift` further back.
+
+    Args:
+        context: a donor's.
+        here: the text before a run.
+        moved: starts, ends and shifts in turn.
+    """
     known, seen = np.zeros(len(context), np.uint8), np.zeros(len(here), np.uint8)
-    for shift in shifts:
-        low, high = max(0, -shift), min(len(context), len(here) - shift)
-        _note_equal(context[low:], here[low + shift :], known[low:], seen[low + shift :], max(0, high - low))
+    for i in range(0, len(moved), 3):
+        shift = moved[i + 2]
+        low = max(0, moved[i], shift)
+        num = min(len(here), moved[i + 1], len(context) + shift) - low
+        _note_equal(context[low - shift :], here[low:], known[low - shift :], seen[low:], max(0, num))
     return len(known) - int(known.sum()), len(seen) - int(seen.sum())
 
 

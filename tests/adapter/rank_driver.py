@@ -52,7 +52,14 @@ from tests.adapter.traffic import BREAK, NUM_WORDS, Traffic
 POOL, MAX_PINNED, WINDOW = 8192, 1024, 48
 MOST_RUNNING = 4
 TEXTS = [MESSAGE_BREAK, "\n", ":", *(f" w{number}x" for number in range(NUM_WORDS))]
-SHORT = {"seam_tokens": 8, "tail_tokens": 64, "near_tokens": 256, "min_run_tokens": 32, "min_spliced_tokens": 16}
+SHORT = {
+    "seam_tokens": 8,
+    "tail_tokens": 64,
+    "near_tokens": 256,
+    "far_unseen_percent": 100,
+    "min_run_tokens": 32,
+    "min_spliced_tokens": 16,
+}
 CONFIG = PicConfig(core=CoreConfig(**SHORT, max_index_tokens=12_000, sink_tokens=8))
 TOKENS = {"computed_token_us": 10.0, "spliced_token_us": 0.5}
 COST = CostModel(**TOKENS, gap_us=500.0, request_us=80.0, floor_us=300.0, gap_floor_us=400.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_pic.core import ContentIndex, Context, CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tokens
 from sglang_pic.core.alignment import Aligner
-from sglang_pic.core.context import ContextRule, Misfit, compare_contexts
+from sglang_pic.core.context import ContextRule, Misfit, Moved, compare_contexts
 from sglang_pic.core.trie import Node
 
 POLICY = ReusePolicy(
@@ -20,17 +20,24 @@ LAST = 1_000
 tokens = st.lists(st.integers(0, 3), max_size=30).map(as_tokens)
 
 
-@example(as_tokens([7]), as_tokens([7, 7, 7]), {0, 1, 2})
-@given(tokens, tokens, st.sets(st.integers(-20, 20), max_size=3))
-def test_a_token_is_missing_unless_it_stands_at_a_shift(context: Tokens, here: Tokens, shifts: set[int]) -> None:
-    def stands(token: int, places: list[int], others: Tokens) -> bool:
-        return any(0 <= place < len(others) and others[place] == token for place in places)
+PARTS = st.lists(st.builds(Moved, st.integers(-5, 25), st.integers(-5, 35), st.integers(-20, 20)), max_size=3)
 
-    misfit = compare_contexts(context, here, shifts)
-    at = [[place + shift for shift in shifts] for place in range(len(context))]
-    assert misfit.num_foreign == sum(not stands(context[i], at[i], here) for i in range(len(context)))
-    back = [[place - shift for shift in shifts] for place in range(len(here))]
-    missing = sum(not stands(here[i], back[i], context) for i in range(len(here)))
+
+@example(as_tokens([7]), as_tokens([7, 7, 7]), {0, 1, 2}, [])
+@given(tokens, tokens, st.sets(st.integers(-20, 20), max_size=3), PARTS)
+def test_a_token_is_missing_unless_it_stands_at_a_shift(
+    context: Tokens, here: Tokens, shifts: set[int], moved: list[Moved]
+) -> None:
+    misfit = compare_contexts(context, here, shifts, moved)
+    places = [*(Moved(0, len(here), shift) for shift in shifts), *moved]
+    pairs = [
+        (place - shift, place)
+        for start, end, shift in places
+        for place in range(max(0, start), min(end, len(here)))
+        if 0 <= place - shift < len(context) and context[place - shift] == here[place]
+    ]
+    assert misfit.num_foreign == len(context) - len({old for old, _ in pairs})
+    missing = len(here) - len({new for _, new in pairs})
     # One token may stand for several, but not for more text than the context has.
     assert misfit.num_unseen == max(missing, len(here) - len(context))
 
@@ -150,3 +157,35 @@ def test_what_is_known_of_a_path_serves_a_run_further_on() -> None:
     assert [field.new for field in again.fields] == [(100, 102), (302, 305)]
     assert known.align(leaf, 420, 0).fields == again.fields
     assert known.work - work < 3 * 1_000
+
+
+@pytest.mark.parametrize(
+    ("num_unseen", "first"), [(0, 200), (80, 200), (81, 203), (120, 300), (128, 320), (129, 700), (400, 700)]
+)
+def test_a_run_far_from_the_end_fits_behind_text_that_its_donor_read(num_unseen: int, first: int) -> None:
+    """Or behind text as short as a field, such as another header, from where that is a small part."""
+    assert ContextRule(POLICY, LAST).far_start(200, 600, num_unseen) == first
+
+
+def test_far_from_the_end_no_more_is_compared_or_refused_than_many_lengths_of_the_prompt() -> None:
+    for start, end, num_unseen, times in ((600, 700, 0, 38), (0, 600, 300, 5)):
+        rule = ContextRule(POLICY, LAST)
+        for _ in range(times - 1):
+            rule.far_start(start, end, num_unseen)
+        assert not rule.is_far_exhausted
+        rule.far_start(start, end, num_unseen)
+        assert rule.is_far_exhausted
+
+
+@pytest.mark.parametrize(
+    ("order", "is_spliced"), [([0, 1, 2, 3], True), ([0, 2, 3], True), ([1, 0, 2, 3], False), ([3, 2, 1, 0], False)]
+)
+def test_rows_that_read_the_same_texts_in_another_order_do_not_fit(order: list[int], is_spliced: bool) -> None:
+    """The last text has a donor that read the others before it; without one of them the rest is in order."""
+    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 1100, *[400] * 4), start=40))
+    index = index_of(join(head, *texts), config=CoreConfig(edit="in_place"))
+    prompt = join(new_head, *(texts[i] for i in order), question)
+    last = len(prompt) - len(question) - 400
+    assert any(run.target_end > last + 200 for run in plan_of(index, prompt).runs) == is_spliced
+    anywhere = plan_of(index, prompt, options=PlanOptions(policy=CoreConfig(edit="in_place", far_unseen_percent=100)))
+    assert any(run.target_end > last + 200 for run in anywhere.runs)

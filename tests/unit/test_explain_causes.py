@@ -17,7 +17,7 @@ from pic_traces.session import Call, Message
 
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import simulate
-from sglang_pic.core import CoreConfig, as_tokens
+from sglang_pic.core import PRESETS, CoreConfig, as_tokens
 from sglang_pic.explain.alignment import MAX_SEARCH, WINDOW, align, contained_share
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.diagnose import Break, Diagnoser
@@ -134,7 +134,8 @@ def test_continuing_is_no_break_and_a_retry_or_a_step_back_loses_nothing() -> No
 def worst_cause(trace: str) -> Counter[Cause]:
     """Tokens lost by cause, on what census and encoder really give."""
     lost = Counter[Cause]()
-    for _, found in breaks(simulate([(trace, load(trace))], load_encoder(None), config=CoreConfig(edit="in_place"))):
+    config = CoreConfig(**PRESETS["balanced"], edit="in_place")
+    for _, found in breaks(simulate([(trace, load(trace))], load_encoder(None), config=config)):
         if found is not None:
             lost[found.cause] += found.num_lost
     return lost

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
-from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.core import Span
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.radix_cache import RadixKey
 
 
 class OnDevice(NamedTuple):
