@@ -43,7 +43,7 @@ from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, Tokens
+from sglang_pic.core import ContentIndex, CoreConfig, Tokens
 from sglang_pic.errors import BenchError
 
 _DONORS: Final = Namespace()
@@ -109,7 +109,8 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     # What a device computes in a server is not to be timed as work of many threads here.
     torch.set_num_threads(1)
     rng = np.random.default_rng(args.seed)
-    config = PicConfig()
+    # Its documents stand in another order in each prompt.
+    config = PicConfig(core=CoreConfig(far_unseen_percent=100))
     index, documents = fill_index(config.core, rng, namespace=_DONORS, num_chunks=args.chunks)
     host = _Host(index, documents, config)
     timings = []

@@ -62,7 +62,7 @@ def test_off_runs_nothing(client: Client) -> None:
 def test_what_the_board_and_the_rules_read_is_exported(client: Client) -> None:
     """Here, because a server without a self-test lacks its metrics."""
     client.generate(list(range(1_000, 1_100)))
-    rules = (Path(board.__file__).parent / "rules.yaml").read_text()
+    rules = (board.FILE.parent.parent / "rules.yaml").read_text()
     wanted = board.names_in(board.FILE.read_text()) | board.names_in(rules)
     exported = board.names_in(client.server.get("/metrics"))
     assert wanted <= exported

@@ -83,9 +83,11 @@ def test_files_are_told_apart_and_a_folder_is_one(tmp_path: Path, capsys: Captur
 
 def test_options_reach_the_count(capsys: Capture) -> None:
     def chunk_tokens(*words: str) -> Any:
-        return counts_of(capsys, "sample:opendevin", "--edit", "in_place", *words)["total"]["chunk_tokens"]
+        asked = ("--edit", "in_place", "--far-unseen", "100", *words)
+        return counts_of(capsys, "sample:opendevin", *asked)["total"]["chunk_tokens"]
 
     usual = chunk_tokens()
+    assert chunk_tokens("--far-unseen", "0") < usual
     assert chunk_tokens("--min-run", "256") < usual
     assert usual < chunk_tokens("--seam", "1")
     assert chunk_tokens("--seam", "64", "--tail", "0") < chunk_tokens("--tail", "0")
