@@ -276,7 +276,8 @@ class Planner:
                 self._give_up(grown)
                 continue
             found = self._fit(grown, shift)
-            self._note_moved(grown)
+            if self._context.far_end > 0:
+                self._note_moved(grown)
             if found is not None and self._is_long_enough(found):
                 candidates.append(found)
             else:

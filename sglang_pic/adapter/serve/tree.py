@@ -105,12 +105,12 @@ class PicRadixCache(UnifiedRadixCache):
                 feature.on_index_lost()
 
     @contextmanager
-    def guarded(self, reason: Fallback, reqs: Iterable[Req] = (), *, is_admitted: bool = False) -> Iterator[None]:
+    def guarded(self, reason: Fallback, reqs: Iterable[Req] = ()) -> Iterator[None]:
         """Note an exception as a fault, as `recover` does, and go on."""
         try:
             yield
         except Exception as error:
-            self.recover(reqs, reason, error, is_admitted=is_admitted)
+            self.recover(reqs, reason, error)
 
     def make_room(self) -> bool:
         """Have a feature give slots back, or locks on rows, if one has any; they are evicted or free then."""
