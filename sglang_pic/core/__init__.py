@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_pic.core.chunker import Chunker
-from sglang_pic.core.config import MOST_REUSE, CoreConfig
+from sglang_pic.core.core_config import MOST_REUSE, CoreConfig
 from sglang_pic.core.directory import LEAST_UNKNOWN, Directory, Found, Objects, PageHash, Sums
 from sglang_pic.core.exactness import Exactness
 from sglang_pic.core.index import ContentIndex, IndexStats, RowNames

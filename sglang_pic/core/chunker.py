@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 from fastcdc import fastcdc
 
-from sglang_pic.core.config import CoreConfig
+from sglang_pic.core.core_config import CoreConfig
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens
 
 HashFunction = Callable[[memoryview], int]

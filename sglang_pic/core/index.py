@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from sglang_pic.core.chunker import Chunker, HashFunction, xxh3_name
-from sglang_pic.core.config import CoreConfig
+from sglang_pic.core.core_config import CoreConfig
 from sglang_pic.core.donors import DonorTable, TableSize
 from sglang_pic.core.ending_filter import ending_hashes
 from sglang_pic.core.exactness import Exactness, exactness_of, mark_approximate

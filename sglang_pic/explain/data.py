@@ -14,8 +14,8 @@ from sglang_pic.census.tally import Tally
 from sglang_pic.core import intersect_spans
 from sglang_pic.explain.diagnose import Break, Diagnoser
 from sglang_pic.explain.groups import Group, Grouping
-from sglang_pic.explain.lexicon import Lexicon
 from sglang_pic.explain.snippets import SnippetPool, quote
+from sglang_pic.explain.token_texts import TokenTexts
 
 SCHEMA_VERSION = 3
 _SPAN_CHARS = 240
@@ -147,7 +147,7 @@ class PayloadBuilder:
     max_bytes: int = _MAX_BYTES
     grouping: Grouping = field(default_factory=Grouping)
     figures: Figures = field(default_factory=Figures)
-    _lexicon: Lexicon = field(default_factory=Lexicon)
+    _texts: TokenTexts = field(default_factory=TokenTexts)
     _diagnoser: Diagnoser = field(init=False)
     _pool: SnippetPool = field(init=False)
     _files: dict[str, int] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class PayloadBuilder:
     _calls: list[CallRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._diagnoser = Diagnoser(self._lexicon.decode)
+        self._diagnoser = Diagnoser(self._texts.decode)
         self._pool = SnippetPool(self.max_bytes)
 
     def add(self, outcome: Outcome) -> None:
@@ -168,7 +168,7 @@ class PayloadBuilder:
         if found is None and outcome.num_repeated:
             self.figures.appending_calls += 1
             self.figures.appended_tokens += outcome.num_repeated
-        self._lexicon.learn(encoded, outcome.prefix_len)
+        self._texts.learn(encoded, outcome.prefix_len)
         file = self._files.setdefault(ref.file, len(self._files))
         self._calls.append(
             CallRow(
@@ -227,7 +227,7 @@ class PayloadBuilder:
 
     def _field_row(self, outcome: Outcome, changed: ChangedField) -> FieldRow:
         (start, end, old), text = changed, outcome.encoded.text
-        old_text = quote(lambda first, last: self._lexicon.decode(old[first:last]), 0, len(old), _FIELD_CHARS)
+        old_text = quote(lambda first, last: self._texts.decode(old[first:last]), 0, len(old), _FIELD_CHARS)
         return FieldRow(
             start=start,
             end=end,

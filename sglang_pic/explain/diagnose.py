@@ -14,9 +14,9 @@ from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.outcome import CallRef, Outcome
 from sglang_pic.core import common_len
-from sglang_pic.explain.alignment import Alignment, align, contained_share
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.fields import cause_of, first_value
+from sglang_pic.explain.rejoin import Alignment, align, contained_share
 from sglang_pic.explain.snippets import quote
 
 # A changed field has at most this many tokens on either side; a longer change is a block.

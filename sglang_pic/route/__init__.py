@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_pic.route.policy import Route
+from sglang_pic.route.balancer import Route
 from sglang_pic.route.sketch import Sketched, cut
 
 __all__ = ["Route", "Sketched", "cut"]

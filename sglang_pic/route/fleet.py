@@ -1,4 +1,4 @@
-"""The router's side: what each server told, and which of them are there.
+"""The router's side: which chunks each server has announced, and which servers are there.
 
 A server that says nothing, lies or speaks another version is left out or costs hits; nothing here fails a request.
 """
@@ -13,13 +13,13 @@ from typing import Final
 
 import msgspec
 
-from sglang_pic.route.index import FleetIndex
-from sglang_pic.route.policy import Balancer, Route
+from sglang_pic.route.balancer import Balancer, Route
+from sglang_pic.route.fleet_index import FleetIndex
 from sglang_pic.route.sketch import Names, Sketched
-from sglang_pic.route.wire import SILENT_S, Cutting, Told, decode, unpack
+from sglang_pic.route.wire import SILENT_S, Cutting, Update, decode, unpack
 
 ASSUMED_S: Final = 60.0
-"""A server that gets a prompt is thought to hold its text for so long; by then it has told so itself."""
+"""A server that gets a prompt is assumed to have its chunks for so long; by then it has announced them."""
 
 MAX_DELIMITERS: Final = 1024
 """Most delimiters that a server may name: a prompt is searched for each."""
@@ -39,7 +39,7 @@ class _Heard:
     cutting: Cutting | None = None
     """How it cuts; None where it is not there."""
     assumed: dict[int, float] = field(default_factory=dict)
-    """Names that it has not told yet, and until when they count, oldest first; shrinks with time, or when it tells."""
+    """Assumed names and until when they count, oldest first; shrinks with time and with the server's messages."""
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet:
-    """What all servers told. Not thread-safe.
+    """The names that all servers announced. Not thread-safe.
 
     Prompts go to the servers that cut as most of them do; of as many, as the first of `servers`.
 
@@ -87,20 +87,20 @@ class Fleet:
         heard.num_messages += 1
         heard.num_bytes += len(data)
         try:
-            told = decode(data)
+            update = decode(data)
         except (ValueError, msgspec.DecodeError) as error:
             self._give_up(server, f"not a message: {error}")
             return True
         heard.at = now
-        if told.begins is not None:
-            return self._begin(server, heard, told, told.begins)
-        if (told.run, told.number) != (heard.run, heard.next_number):
-            if told.run != heard.run:
+        if update.begins is not None:
+            return self._begin(server, heard, update, update.begins)
+        if (update.run, update.number) != (heard.run, heard.next_number):
+            if update.run != heard.run:
                 self._forget(server)
             heard.num_gaps += heard.next_number >= 0
             heard.next_number = -1
             return False
-        self._apply(server, heard, told)
+        self._apply(server, heard, update)
         return True
 
     def assume(self, server: str, names: Names, now: float) -> None:
@@ -121,7 +121,7 @@ class Fleet:
                 self._leave(server)
 
     def expire(self, now: float) -> None:
-        """Leave out what servers were thought to hold and never told."""
+        """Remove names that servers were assumed to have and did not announce in time."""
         for server, heard in self._heard.items():
             late = [name for name, _ in itertools.takewhile(lambda each: each[1] < now, heard.assumed.items())]
             if late:
@@ -152,13 +152,13 @@ class Fleet:
             for server, heard in self._heard.items()
         }
 
-    def _begin(self, server: str, heard: _Heard, told: Told, cutting: Cutting) -> bool:
+    def _begin(self, server: str, heard: _Heard, update: Update, cutting: Cutting) -> bool:
         if not cutting.is_known or len(cutting.delimiters) > MAX_DELIMITERS:
             self._give_up(server, "cuts text in a way that this router does not know: update both")
             return True
         self._forget(server)
         heard.cutting = cutting
-        self._apply(server, heard, told)
+        self._apply(server, heard, update)
         self._settle()
         return True
 
@@ -175,9 +175,9 @@ class Fleet:
             if heard.cutting is not None:
                 heard.error = "cuts text otherwise than most servers: set them up alike"
 
-    def _apply(self, server: str, heard: _Heard, told: Told) -> None:
-        heard.run, heard.next_number = told.run, told.number + 1
-        held, gone = unpack(told.held).tolist(), unpack(told.gone).tolist()
+    def _apply(self, server: str, heard: _Heard, update: Update) -> None:
+        heard.run, heard.next_number = update.run, update.number + 1
+        held, gone = unpack(update.held).tolist(), unpack(update.gone).tolist()
         self.balancer.index.add(server, held)
         self.balancer.index.remove(server, gone)
         for name in [*held, *gone] if heard.assumed else ():

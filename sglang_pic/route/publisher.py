@@ -1,6 +1,6 @@
 """The server's side: a thread that salts the names of donors' chunks and sends them to whoever listens.
 
-When a listener connects everything is told anew, so a server keeps no past messages.
+When a listener connects all names are sent again, so a server keeps no past messages.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from sglang_pic.route.announced import AnnouncedNames, Change
 from sglang_pic.route.listeners import Listeners
-from sglang_pic.route.told import Change, ToldNames
-from sglang_pic.route.wire import HEARTBEAT_S, MAX_NAMES, Cutting, Told, encode, pack
+from sglang_pic.route.wire import HEARTBEAT_S, MAX_NAMES, Cutting, Update, encode, pack
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _PERIOD_S: Final = 0.1
 """Most messages a second: 10."""
 
 _BEGIN_PERIOD_S: Final = 1.0
-"""Everything is told anew so often at most, however many listeners connect."""
+"""All names are sent again at most so often, however many listeners connect."""
 
 # A round of the scheduler leaves one batch; the thread takes all that wait ten times a second.
 _MAX_BATCHES: Final = 256
@@ -45,11 +45,11 @@ class PublisherReport(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: str
     num_names: int
-    """Chunks that were told and not taken back."""
+    """Names of chunks that listeners have."""
     num_messages: int
     num_bytes: int
     num_begun: int
-    """How often everything was told anew."""
+    """How often all names were sent again."""
     num_overflows: int
     """How often the thread did not keep up, or failed."""
 
@@ -59,9 +59,9 @@ class Publisher:
 
     Args:
         endpoint: where listeners connect, such as `tcp://127.0.0.1:5570`.
-        salt: the secret that servers and routers share; who does not know it is told nothing.
+        salt: the secret that servers and routers share; listeners without it get nothing.
         cutting: how this server cuts.
-        namespace_of: the canonical bytes of a namespace; None where its donors are not told.
+        namespace_of: the canonical bytes of a namespace; None where its donors are not announced.
         count: called with the size of each message in bytes.
 
     Raises:
@@ -78,7 +78,7 @@ class Publisher:
     ) -> None:
         self._cutting, self._count = cutting, count
         self._waiting: queue.Queue[_Batch] = queue.Queue(_MAX_BATCHES)
-        self._names = ToldNames(salt, namespace_of)
+        self._names = AnnouncedNames(salt, namespace_of)
         self._run, self._number = secrets.randbits(63), 0
         self._begun_at, self._sent_at = 0.0, 0.0
         self.is_behind = False
@@ -132,7 +132,7 @@ class Publisher:
                 self._take_changes()
                 self._send()
             except Exception:
-                # What was lost is told anew; requests go on without it.
+                # The next batch has all names again; requests do not wait.
                 logger.warning("sglang_pic: content events failed", exc_info=True)
                 self._fall_behind()
         self._listeners.close()
@@ -156,8 +156,8 @@ class Publisher:
         held, gone = self._names.take(MAX_NAMES)
         if begins is None and not held and not gone and now - self._sent_at < HEARTBEAT_S:
             return
-        told = Told(run=self._run, number=self._number, begins=begins, held=pack(held), gone=pack(gone))
-        data = encode(told)
+        update = Update(run=self._run, number=self._number, begins=begins, held=pack(held), gone=pack(gone))
+        data = encode(update)
         self._listeners.send(data, begins=begins is not None)
         self._number, self._sent_at = self._number + 1, now
         self.num_bytes += len(data)

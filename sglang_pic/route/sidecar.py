@@ -16,9 +16,9 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import web
 
+from sglang_pic.route.balancer import Route
 from sglang_pic.route.fleet import Fleet
 from sglang_pic.route.listening import listen
-from sglang_pic.route.policy import Route
 from sglang_pic.route.sketch import Sketched
 from sglang_pic.route.wire import Cutting
 from sglang_pic.route.workers import Busy

@@ -71,7 +71,7 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return Chunker(CoreConfig(**{name: getattr(self, name) for name in self.__struct_fields__ if "chunk" in name}))
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Update(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One message of a server. Names are 8 bytes each, little-endian."""
 
     version: int = WIRE_VERSION
@@ -80,7 +80,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     number: int
     """Counts the messages of a run; a gap means that one was lost."""
     begins: Cutting | None = None
-    """Set where the server tells everything anew, in this message and those that follow: forget what it told before."""
+    """How the server cuts; set in the first of the messages that send all names again. Listeners forget older ones."""
     held: bytes = b""
     """Names of chunks that it can splice from now on."""
     gone: bytes = b""
@@ -91,12 +91,12 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def encode(told: Told) -> bytes:
+def encode(update: Update) -> bytes:
     """The bytes of a message."""
-    return msgspec.msgpack.encode(told)
+    return msgspec.msgpack.encode(update)
 
 
-def decode(data: bytes) -> Told:
+def decode(data: bytes) -> Update:
     """A message from its bytes.
 
     Raises:
@@ -105,10 +105,10 @@ def decode(data: bytes) -> Told:
     version = msgspec.msgpack.decode(data, type=_Version).version
     if version != WIRE_VERSION:
         raise ValueError(f"content events of version {version}: this router reads version {WIRE_VERSION}; update both")
-    told = msgspec.msgpack.decode(data, type=Told)
-    if len(told.held) % 8 or len(told.gone) % 8 or len(told.held) + len(told.gone) > 8 * MAX_NAMES:
-        raise ValueError(f"names of {len(told.held)} and {len(told.gone)} bytes: 8 each, {MAX_NAMES} at most")
-    return told
+    update = msgspec.msgpack.decode(data, type=Update)
+    if len(update.held) % 8 or len(update.gone) % 8 or len(update.held) + len(update.gone) > 8 * MAX_NAMES:
+        raise ValueError(f"names of {len(update.held)} and {len(update.gone)} bytes: 8 each, {MAX_NAMES} at most")
+    return update
 
 
 def framed(data: bytes) -> bytes:

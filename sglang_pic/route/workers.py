@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
-from sglang_pic.route.prompts import Prompts
+from sglang_pic.route.request_body import Prompts
 from sglang_pic.route.sketch import Sketched
 from sglang_pic.route.wire import Cutting
 

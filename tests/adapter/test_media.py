@@ -23,8 +23,8 @@ from sglang.srt.managers.mm_utils import pad_mm_tokens
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
 
 from sglang_pic.adapter.features.images import Images
+from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
-from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch

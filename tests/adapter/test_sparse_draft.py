@@ -17,8 +17,8 @@ import torch
 from pic_platform import speculation
 
 from sglang_pic.adapter.features.drafts.draft import Draft
+from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
-from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.rows import Rows

@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 import pytest
 import torch
 
+from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch
-from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.serve.forward import _prefill_path
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.rows import Rows

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from sglang_pic.core import ContentIndex, Path, Plan, PlanOptions, Resolver, RowNames, Span, Tokens, as_tokens
-from sglang_pic.core.config import MOST_REUSE, CoreConfig
+from sglang_pic.core.core_config import MOST_REUSE, CoreConfig
 
 Row = tuple[object, bytes, int]
 

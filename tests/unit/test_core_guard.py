@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens, common_len
-from sglang_pic.core.config import MOST_REUSE
+from sglang_pic.core.core_config import MOST_REUSE
 from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import Context, DropReason, Plan, PlanOptions
 

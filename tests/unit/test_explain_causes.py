@@ -18,12 +18,12 @@ from pic_traces.session import Call, Message
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import simulate
 from sglang_pic.core import PRESETS, CoreConfig, as_tokens
-from sglang_pic.explain.alignment import MAX_SEARCH, WINDOW, align, contained_share
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.diagnose import Break, Diagnoser
 from sglang_pic.explain.fields import cause_of, field_around, first_value
 from sglang_pic.explain.groups import Grouping
-from sglang_pic.explain.lexicon import Lexicon
+from sglang_pic.explain.rejoin import MAX_SEARCH, WINDOW, align, contained_share
+from sglang_pic.explain.token_texts import TokenTexts
 
 WORDS = ["red", "blue", "fast", "slow", "tree", "house", "river", "stone", "cloud", "light", "paper", "glass", "north"]
 
@@ -36,13 +36,13 @@ def prose(seed: int, num_words: int = 150) -> str:
 
 def breaks(outcomes: Iterable[Outcome]) -> Iterator[tuple[Outcome, Break | None]]:
     """Each outcome and what broke there."""
-    lexicon = Lexicon()
-    diagnoser = Diagnoser(lexicon.decode)
+    texts = TokenTexts()
+    diagnoser = Diagnoser(texts.decode)
     for outcome in outcomes:
         found = diagnoser.diagnose(outcome)
         assert found is None or "\ufffd" not in found.old
         yield outcome, found
-        lexicon.learn(outcome.encoded, outcome.prefix_len)
+        texts.learn(outcome.encoded, outcome.prefix_len)
 
 
 def diagnose(*calls: Call) -> list[Break | None]:

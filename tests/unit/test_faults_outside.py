@@ -98,7 +98,7 @@ def test_what_a_disk_says_is_no_traceback(monkeypatch: Patch, capsys: Capture, n
     def refuse(_: object) -> int:
         raise OSError(number, os.strerror(number), "a/file")
 
-    monkeypatch.setattr("sglang_pic.census.command.run", refuse)
+    monkeypatch.setattr("sglang_pic.census.run_census.run", refuse)
     assert main(["census", "anything"]) == 1
     assert capsys.readouterr().err.startswith(f"sglang-pic: error: a/file: {os.strerror(number)}")
 

@@ -12,7 +12,7 @@ import torch
 from pic_kernels import RopeParams
 from torch import Tensor
 
-from sglang_pic.adapter.probe.slots import borrow_slots
+from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.checks.moved_rows import (

@@ -123,6 +123,13 @@ def test_every_module_says_what_it_is_for() -> None:
     assert wrong == []
 
 
+def test_every_module_of_the_product_has_a_name_of_its_own() -> None:
+    """Who searches for `policy.py` finds one. A kernel's reference is called what the kernel is."""
+    files = [path for path in python_files(*SOURCE_DIRS[:2]) if path.parent.name != "reference"]
+    names = Counter(path.name for path in files if path.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_every_test_is_found() -> None:
     """pytest collects test_*.py only, and two test files of one name cannot be imported side by side."""
     files = [path for path in python_files(ROOT / "tests") if path.name not in ("__init__.py", "conftest.py")]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_pic.core import ContentIndex
-from sglang_pic.route.index import FleetIndex
-from sglang_pic.route.policy import WAITING_HALF_LIFE_S, Balancer
+from sglang_pic.route.balancer import WAITING_HALF_LIFE_S, Balancer
+from sglang_pic.route.fleet_index import FleetIndex
 from sglang_pic.route.sketch import SAMPLE_EVERY, Sketched, cut, salted
 
 _SERVERS = st.sampled_from(["a", "b", "c"])

@@ -36,11 +36,11 @@ from sglang_pic.errors import ConfigError
 from sglang_pic.route import wire
 from sglang_pic.route.fleet import ASSUMED_S, MAX_DELIMITERS, SILENT_S, Fleet
 from sglang_pic.route.listeners import Listeners
-from sglang_pic.route.prompts import Prompts
 from sglang_pic.route.publisher import Publisher, all_donors
+from sglang_pic.route.request_body import Prompts
 from sglang_pic.route.sidecar import DEADLINE_S, MAX_BODY_BYTES, Sidecar
 from sglang_pic.route.sketch import cut, salted
-from sglang_pic.route.wire import HEARTBEAT_S, MAX_NAMES, Cutting, Told, encode, pack
+from sglang_pic.route.wire import HEARTBEAT_S, MAX_NAMES, Cutting, Update, encode, pack
 from sglang_pic.route.workers import Workers
 from tests.e2e.listener import Listener
 
@@ -54,7 +54,7 @@ def text(seed: int, length: int = 2000) -> np.ndarray:
 
 
 def told(number: int, *, run: int = 1, begins: Cutting | None = None, held: Any = (), gone: Any = ()) -> bytes:
-    return encode(Told(run=run, number=number, begins=begins, held=pack(held), gone=pack(gone)))
+    return encode(Update(run=run, number=number, begins=begins, held=pack(held), gone=pack(gone)))
 
 
 # What servers tell.
@@ -215,7 +215,7 @@ def test_messages_that_are_lost_late_or_of_another_kind_cost_what_a_server_told(
     for junk in (b"", b"\xff" * 9, msgspec.msgpack.encode({"version": 2}), told(2, run=2)[:-3]):
         assert fleet.take("b", junk, 1.0)
         assert "not a message" in fleet.status(1.0)["b"].error
-    assert fleet.take("b", encode(Told(run=1, number=0, begins=CUTTING, held=bytes(8 * MAX_NAMES + 8))), 1.0)
+    assert fleet.take("b", encode(Update(run=1, number=0, begins=CUTTING, held=bytes(8 * MAX_NAMES + 8))), 1.0)
     assert fleet.balancer.servers == ["a"]
     fleet.leave_silent(1.0 + SILENT_S)
     assert fleet.balancer.servers == ["a"]

@@ -19,8 +19,8 @@ from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.sglang.seams import Tree
 from sglang_pic.config import ContentEvents as ContentEventsConfig
 from sglang_pic.core import ContentIndex, Tokens
+from sglang_pic.route.announced import Change
 from sglang_pic.route.publisher import Publisher, all_donors
-from sglang_pic.route.told import Change
 from sglang_pic.route.wire import Cutting, namespace_bytes, read_salt
 
 MESSAGES: Final = Metric(

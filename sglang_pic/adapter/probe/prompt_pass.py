@@ -18,9 +18,9 @@ import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.runtime_context import get_lora
 
+from sglang_pic.adapter.probe.borrowed_slots import whole_pages
 from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
-from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.sglang.seams import Allocator, ModelRunner, Tree
 
 STEP_TOKENS = 256

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
+from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest
-from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.rows import Rows

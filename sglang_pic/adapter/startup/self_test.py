@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from sglang_pic.adapter.probe.borrowed_slots import PoolTooSmallError, borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
-from sglang_pic.adapter.probe.slots import PoolTooSmallError, borrow_slots
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.rows import Rows

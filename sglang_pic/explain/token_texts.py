@@ -9,7 +9,7 @@ from pic_traces.encode.encoded import EncodedCall, Tokens
 
 
 @dataclass(slots=True)
-class Lexicon:
+class TokenTexts:
     """Texts by token id, for as many ids as the calls use.
 
     A character of several tokens is learnt with the first of them, so a rare character may be shown as another.

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from aiohttp import web
 
-    from sglang_pic.route.prompts import Prompts
+    from sglang_pic.route.request_body import Prompts
     from sglang_pic.route.sidecar import Sidecar
     from sglang_pic.route.wire import read_salt
     from sglang_pic.route.workers import Workers

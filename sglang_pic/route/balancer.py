@@ -10,7 +10,7 @@ import math
 from statistics import fmean
 from typing import Final, NamedTuple
 
-from sglang_pic.route.index import FleetIndex
+from sglang_pic.route.fleet_index import FleetIndex
 from sglang_pic.route.sketch import Sketched
 
 # A token costs exp(STEEPNESS * (x - 1)) on a server that got x times what servers get on average. A flatter price

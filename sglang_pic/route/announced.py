@@ -1,4 +1,4 @@
-"""Which names a server has to tell: those that a chunk with a donor has, against those that listeners know of."""
+"""The names that listeners lack or have too many of: names of chunks with donors, against those announced."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ Change = tuple[Hashable, int, int]
 """A namespace, the name of one of its chunks, and 1 for a new donor or -1 for one that went."""
 
 
-class ToldNames:
-    """What listeners know, and what has changed since. Not thread-safe.
+class AnnouncedNames:
+    """The names that listeners have, and those that changed since. Not thread-safe.
 
     Args:
         salt: the secret that servers and routers share.
-        namespace_of: the canonical bytes of a namespace; None where its donors are not told.
+        namespace_of: the canonical bytes of a namespace; None where its donors are not announced.
     """
 
     def __init__(self, salt: bytes, namespace_of: Callable[[Hashable], bytes | None]) -> None:
         self._salt, self._namespace_of = salt, namespace_of
         self.donors: Counter[int] = Counter()
-        """Donors of each told name, over all chunks and namespaces; shrinks with their donors."""
-        # What listeners have, and the names of which that may be wrong. Shrink likewise.
-        self._told: set[int] = set()
+        """Donors of each name, over all chunks and namespaces; shrinks with their donors."""
+        # Names that listeners have, and those that may have changed since. Shrink likewise.
+        self._announced: set[int] = set()
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
-        """Names that were told and not taken back."""
-        return len(self._told)
+        """Names that listeners have."""
+        return len(self._announced)
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Note changes, in their order."""
@@ -51,21 +51,21 @@ class ToldNames:
 
     def begin(self) -> None:
         """Listeners know nothing."""
-        self._told.clear()
+        self._announced.clear()
         self._changed = set(self.donors)
 
     def take(self, most: int) -> tuple[list[int], list[int]]:
-        """At most so many names, those that are held and those that are gone; from now on listeners know them."""
+        """Names to announce and names to withdraw, at most `most` together; they count as sent."""
         held: list[int] = []
         gone: list[int] = []
         while self._changed and len(held) + len(gone) < most:
             name = self._changed.pop()
-            if (name in self.donors) is (name in self._told):
+            if (name in self.donors) is (name in self._announced):
                 continue
             if name in self.donors:
                 held.append(name)
-                self._told.add(name)
+                self._announced.add(name)
             else:
                 gone.append(name)
-                self._told.discard(name)
+                self._announced.discard(name)
         return held, gone
