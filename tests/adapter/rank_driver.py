@@ -248,8 +248,9 @@ class Rank:
         assert not set(slots[req.prefix_len : len(ids)]) & self._others(req), "slots of another request or of the tree"
         splice, spliced = req.pic.take_plan(), set[int]()
         if splice is not None:
-            on_device = [(run, slots.tolist(), self.rows) for run, slots in splice.sources]
-            on_host = [(run, slots.tolist(), self.host_pool.rows) for run, slots in splice.fetches if self.host_pool]
+            moves, fetches = splice.moves()
+            on_device = [(move.run, move.slots.tolist(), self.rows) for move in moves]
+            on_host = [(move.run, move.slots.tolist(), self.host_pool.rows) for move in fetches if self.host_pool]
             assert sum(run.num_tokens for run, *_ in on_device + on_host) == splice.plan.num_spliced
             for run, sources, rows in on_device + on_host:
                 read = [rows.get(slot) for slot in sources]
@@ -268,7 +269,7 @@ class Rank:
                 if rows is not self.rows:
                     self.fetches.append(Fetch(sources, read))
             if self.num_windows:
-                windows = torch.cat(splice.window_sources)
+                windows = torch.cat([move.window_slots for move in moves if move.window_slots is not None])
                 assert torch.equal(windows, self._table()[in_windows]), "window slots that were given away"
                 read = [self.window_rows.get(slot) for slot in windows.tolist()]
                 assert read == [self.rows[slot] for slot in in_windows], "not the rows of those tokens in the windows"

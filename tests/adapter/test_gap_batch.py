@@ -171,10 +171,11 @@ def test_admission_clips_the_plan_and_keeps_its_slots_aligned(pending: PendingSp
     assert state.admit(pending.plan.prefix_len, end, first_chunk=True) is pending.plan
     assert pending.plan.end == end
     assert [rows[:2] for rows in state.spliced] == [(run.target_start, run.target_end) for run in pending.plan.runs]
-    assert len(pending.sources) == len(pending.plan.runs)
-    for run, slots in pending.sources:
-        assert run.shift == 7
-        assert slots.tolist() == list(range(1000 + run.target_start, 1000 + run.target_end))
+    moves, fetches = pending.moves()
+    assert ([move.run for move in moves], fetches) == ([*pending.plan.runs], [])
+    for move in moves:
+        assert move.shift == 7
+        assert move.slots.tolist() == list(range(1000 + move.run.target_start, 1000 + move.run.target_end))
 
 
 def test_the_donors_of_a_plan_are_unlocked_once_whatever_becomes_of_it() -> None:

@@ -26,7 +26,6 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.adapter.serve.rows import OnDevice, Rows
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import Run
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
 from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool
@@ -219,11 +218,12 @@ def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     )
     pending = PendingSplice(plan(0, 60, (10, 20, 4), (30, 42, 4)), [first, last])
 
-    def read(found: list[tuple[Run, torch.Tensor]]) -> list[Any]:
-        return [(run.target_start, run.target_end, run.shift, slots.tolist()) for run, slots in found]
+    def read(part: int) -> list[Any]:
+        found = pending.moves()[part]
+        return [(move.run.target_start, move.run.target_end, move.shift, move.slots.tolist()) for move in found]
 
-    assert read(pending.sources) == [(10, 13, 4, [0, 1, 2]), (30, 38, 4, [*range(50, 58)])]
-    assert read(pending.fetches) == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
+    assert read(0) == [(10, 13, 4, [0, 1, 2]), (30, 38, 4, [*range(50, 58)])]
+    assert read(1) == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
     pending.plan = pending.plan.clip(36)
-    assert read(pending.sources)[1:] == [(30, 35, 4, [*range(50, 55)])]
+    assert read(0)[1:] == [(30, 35, 4, [*range(50, 55)])]
     assert pending.num_fetched == 7

@@ -18,7 +18,7 @@ from pic_bench.probe_plugin.row_watch import RowWatch
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import RequestState, SplicedRows
+from sglang_pic.adapter.serve.state import Move, RequestState, SplicedRows
 from sglang_pic.core import Path, Run, as_tokens
 from sglang_pic.runtime.views import PoolKind, PoolView
 from tests.adapter.builders import request, splice
@@ -58,7 +58,7 @@ class Server:
             dst = slots[run.target_start : run.target_end]
             moved = SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, run.shift))
             gap = SimpleNamespace(splice=moved, fetch=None)
-            self.watch.lay_out(gap, None, [SimpleNamespace(sources=[splice], fetches=[])], batch, None)
+            self.watch.lay_out(gap, None, [SimpleNamespace(moves=lambda: ([Move(run, src, run.shift)], []))], batch, None)
         self._pass(batch, gap, slots, torch.tensor(tokens), torch.arange(len(tokens)))
 
     def reuse(self) -> None:

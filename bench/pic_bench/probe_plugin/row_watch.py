@@ -95,12 +95,10 @@ class RowWatch:
         positions: list[int] = []
         planned = [(req, plan) for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
         # What is read from the host follows all that is read from the device.
-        for req, run in (
-            *((req, run) for req, plan in planned for run, _ in plan.sources),
-            *((req, run) for req, plan in planned for run, _ in plan.fetches),
-        ):
-            tokens += req.full_untruncated_fill_ids[run.target_start : run.target_end]
-            positions += range(run.donor_start, run.donor_end)
+        for from_host in (False, True):
+            for req, run in ((req, move.run) for req, plan in planned for move in plan.moves()[from_host]):
+                tokens += req.full_untruncated_fill_ids[run.target_start : run.target_end]
+                positions += range(run.donor_start, run.donor_end)
         self._laid_out = _Claim(torch.tensor(tokens), torch.tensor(positions))
 
     def prepare(

@@ -20,15 +20,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
 from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.serve.rows import HostRows, OnDevice
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.state import Move, PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner
-from sglang_pic.core import Run
 
 _C = TypeVar("_C")
 
@@ -215,8 +214,7 @@ def build_gap_batch(
         The layout; its splice covers every run of every request.
     """
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
-    moves, fetches, locks, offset = list[_Move](), list[_Move](), ExitStack(), 0
-    taken = [splice for splice in pending if splice is not None]
+    moves, fetches, locks, offset = list[_Placed](), list[_Placed](), ExitStack(), 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
         owners += [i] * len(gaps)
@@ -228,16 +226,15 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
-            shifts = iter(splice.shifts)
-            moves += [_Move(run, slots, rows[i], next(shifts)) for run, slots in splice.sources]
-            fetches += [_Move(run, slots, rows[i], next(shifts)) for run, slots in splice.fetches]
+            for found, placed in zip(splice.moves(), (moves, fetches), strict=True):
+                placed += [(move, rows[i][move.run.target_start : move.run.target_end]) for move in found]
             locks.push(splice.locks)
         offset += extend_len
     lens = [*map(int.__sub__, ends, starts)]
-    runs = [move.run.num_tokens for move in moves + fetches], [move.shift for move in moves + fetches]
+    runs = [len(dst) for _, dst in moves + fetches], [move.shift for move, _ in moves + fetches]
     places = [0, *itertools.accumulate(lens[:-1])]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
-    moved, fetched = _gather_splice(moves, fetches, [slots for each in taken for slots in each.window_sources], wide)
+    moved, fetched = _gather_splice(moves, fetches, wide)
     return GapBatch(
         splice=moved,
         fetch=fetched,
@@ -250,18 +247,13 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
-        donors=[donor for each in taken for donor in each.donors],
-        host=taken[0].host if taken else None,
+        donors=[move.on_device for move, _ in moves if move.on_device is not None],
+        host=next((splice.host for splice in pending if splice is not None), None),
     )
 
 
-class _Move(NamedTuple):
-    """A run, the slots that it is read from, the row of slots that it is written to, and how far its keys turn."""
-
-    run: Run
-    slots: torch.Tensor
-    row: torch.Tensor
-    shift: int
+_Placed: TypeAlias = tuple[Move, torch.Tensor]
+"""What is copied, and the slots that it is written to."""
 
 
 # NOTE: without `output_size` torch reads back how long the result of `repeat_interleave` is.
@@ -271,26 +263,23 @@ def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
 
 
 def _gather_splice(
-    moves: Sequence[_Move],
-    fetches: Sequence[_Move],
-    windows: Sequence[torch.Tensor],
-    columns: _Columns[torch.Tensor],
+    moves: Sequence[_Placed], fetches: Sequence[_Placed], columns: _Columns[torch.Tensor]
 ) -> tuple[Splice, Fetch | None]:
     """What is read from the device and from the host; the runs of `columns` are those of the one, then of the other."""
     every = [*moves, *fetches]
     if not every:
         return Splice(columns.shifts, columns.shifts, columns.shifts), None
-    num_spliced = sum(move.run.num_tokens for move in moves)
-    num_tokens = num_spliced + sum(move.run.num_tokens for move in fetches)
-    for slots in (*(move.slots for move in moves), *windows):
+    windows = [move.window_slots for move, _ in moves if move.window_slots is not None]
+    for slots in (*(move.slots for move, _ in moves), *windows):
         _read_here(slots)
-    dst = torch.cat([row[run.target_start : run.target_end] for run, _, row, _ in every]).to(torch.int64)
-    shifts = torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=num_tokens)
-    src = torch.cat([slots for _, slots, _, _ in moves]) if moves else dst[:0]
-    splice = Splice(src, dst[:num_spliced], shifts[:num_spliced], torch.cat([*windows]) if windows else None)
+    num_spliced = sum(len(dst) for _, dst in moves)
+    dst = torch.cat([dst for _, dst in every]).to(torch.int64)
+    shifts = torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=len(dst))
+    src = torch.cat([move.slots for move, _ in moves]) if moves else dst[:0]
+    splice = Splice(src, dst[:num_spliced], shifts[:num_spliced], torch.cat(windows) if windows else None)
     if not fetches:
         return splice, None
-    host_slots = torch.cat([slots for _, slots, _, _ in fetches])
+    host_slots = torch.cat([move.slots for move, _ in fetches])
     return splice, Fetch(host_slots, dst[num_spliced:], shifts[num_spliced:])
 
 

@@ -5,7 +5,7 @@ It hangs on SGLang's `Req` as the attribute `pic`, set when the request is built
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -34,6 +34,21 @@ class Counted(NamedTuple):
     """Of those, brought there from a store for this request."""
 
 
+class Move(NamedTuple):
+    """A part of a run whose rows are copied together: all of them from the device, or all from the host."""
+
+    run: Run
+    """The part, as a run of its own."""
+    slots: torch.Tensor
+    """Where they are read, int64: slots of the device's pool, or of the host's, in host memory."""
+    shift: int
+    """By how many positions their keys turn."""
+    window_slots: torch.Tensor | None = None
+    """Their slots in the pool for windows, where there is one."""
+    on_device: OnDevice | None = None
+    """Where in the tree the device has them."""
+
+
 @dataclass(slots=True)
 class PendingSplice:
     """A plan on its way to the forward pass, with its donors' slots."""
@@ -47,47 +62,24 @@ class PendingSplice:
     host: HostRows | None = None
     """Has the rows that are in host memory, on servers with HiCache."""
 
-    @property
-    def donors(self) -> list[OnDevice]:
-        """Where what is read of the device is in the tree."""
-        return [rows.on_device for _, rows in self._by_run if rows.on_device is not None]
-
-    @property
-    def shifts(self) -> list[int]:
-        """For each of `sources`, then of `fetches`, by how many positions its keys turn."""
-        turns = [rows.turn for _, rows in self._by_run if rows.turn is not None]
-        return turns or [run.shift for run, _ in (*self.sources, *self.fetches)]
-
-    @property
-    def sources(self) -> list[tuple[Run, torch.Tensor]]:
-        """The plan's runs as far as they are on the device, each with the slots it is read from."""
-        found = [(run, rows.slots[: run.num_tokens]) for run, rows in self._by_run]
-        return [(_part(run, 0, len(slots)), slots) for run, slots in found if len(slots)]
-
-    @property
-    def window_sources(self) -> list[torch.Tensor]:
-        """For each of `sources` its slots in the pool for windows, if there is one."""
-        return [rows.window_slots[: run.num_tokens] for run, rows in self._by_run if rows.window_slots is not None]
+    def moves(self) -> tuple[list[Move], list[Move]]:
+        """What is copied: from the device, and from the host."""
+        moves, fetches = list[Move](), list[Move]()
+        for run, rows in zip(self.plan.runs, self.rows[: len(self.plan.runs)], strict=True):
+            slots, shift = rows.slots[: run.num_tokens], run.shift if rows.turn is None else rows.turn
+            start, end = len(slots), run.num_tokens
+            if start:
+                window_slots = None if rows.window_slots is None else rows.window_slots[:start]
+                moves.append(Move(_part(run, 0, start), slots, shift, window_slots, rows.on_device))
+            if start < end:
+                assert rows.host_slots is not None, "what is not on the device is on the host"
+                fetches.append(Move(_part(run, start, end), rows.host_slots[: end - start], shift))
+        return moves, fetches
 
     @property
     def num_fetched(self) -> int:
         """Tokens that are read from the host."""
-        return sum(run.num_tokens for run, _ in self.fetches)
-
-    @property
-    def fetches(self) -> list[tuple[Run, torch.Tensor]]:
-        """What of the runs is on the host, each with the host's slots it is read from."""
-        found = []
-        for run, rows in self._by_run:
-            start, end = len(rows.slots), run.num_tokens
-            if start < end:
-                assert rows.host_slots is not None, "what is not on the device is on the host"
-                found.append((_part(run, start, end), rows.host_slots[: end - start]))
-        return found
-
-    @property
-    def _by_run(self) -> Iterator[tuple[Run, Rows]]:
-        return zip(self.plan.runs, self.rows[: len(self.plan.runs)], strict=True)
+        return sum(move.run.num_tokens for move in self.moves()[1])
 
 
 class Epoch(NamedTuple):
