@@ -58,7 +58,8 @@ class Server:
             dst = slots[run.target_start : run.target_end]
             moved = SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, run.shift))
             gap = SimpleNamespace(splice=moved, fetch=None)
-            self.watch.lay_out(gap, None, [SimpleNamespace(moves=lambda: ([Move(run, src, run.shift)], []))], batch, None)
+            plan = SimpleNamespace(moves=lambda: ([Move(run, src, run.shift)], []))
+            self.watch.lay_out(gap, None, [plan], batch, None)
         self._pass(batch, gap, slots, torch.tensor(tokens), torch.arange(len(tokens)))
 
     def reuse(self) -> None:
