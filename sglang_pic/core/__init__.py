@@ -1,4 +1,4 @@
-"""The pure core: finds text that was computed before and decides what to reuse; neither torch nor SGLang."""
+"""The pure core: finds text that was computed before and plans which rows to reuse; neither torch nor SGLang."""
 
 from __future__ import annotations
 

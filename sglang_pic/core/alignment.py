@@ -3,10 +3,10 @@
     donor's path  [0, shared)  [field: 18:27]  [equal ...............)  donor
     prompt        [0, shared)  [field: 18:28]  [equal ...............)  run
 
-The walk begins at the run, where both sides are in step, and goes back. A difference of at most `max_field_tokens` on
-both sides, between equal flanks, is a changed field; where one side is empty, a quarter of that. Where the two fall out
-of step for longer, one side may still be short: a field changed and a text was added or taken away beside it. An image
-in the place of another is a changed field, however large. Whatever else differs is moved or other text.
+The walk begins at the run, where both sides are equal, and goes back. A difference of at most `max_field_tokens` on
+both sides, between equal flanks, is a changed field; if one side is empty, of at most a quarter of that. If only one
+side of a longer difference is short, a field changed beside an added or removed text. A replaced image is a changed
+field of any length. All other differences are moved or other text.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from sglang_pic.core.spans import Span
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, common_len
 from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
 
-# So many tokens that are equal on both sides put them in step again; fewer are equal by chance.
+# Equal tokens that end a difference; fewer are equal by chance.
 _FLANK_TOKENS = 8
-# So many equal tokens inside a difference make two fields of it.
+# Equal tokens inside a difference that split it into two fields.
 _SAME_TOKENS = 4
-# What was only added or only taken away is a field up to this part of `max_field_tokens`; else it is a text.
+# A text that was only added or only removed is a field up to this part of `max_field_tokens`.
 _ONE_SIDED_PART = 4
-# How far in front of a difference equal text is looked for, in parts of `max_field_tokens`.
+# How far before a difference equal text is looked for, in parts of `max_field_tokens`.
 _PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
-# Beside a text that was added or taken away so much more is looked at than the short side has.
+# Beside an added or removed text, the long side is compared over so many tokens more than the short side has.
 _BESIDE_TOKENS = 8
 MAX_ALIGNED_FIELDS = 256
-"""A context with more changed fields is not told apart: the walk ends, and what lies behind it is computed."""
-# A difference with more pairs of equal tokens, one on each side, is one field: a text of few words differs everywhere.
+"""The walk ends at a context with more changed fields, and everything after them is computed."""
+# A difference with more pairs of equal tokens is one field: a text of few words differs everywhere.
 _MAX_PAIRS = 2048
-# What a step of the walk costs beside the tokens it compares, a node on the way to the root, a field that was known
-# before, and a pair of tokens of a difference, in tokens compared.
+# Costs in tokens compared: of a step of the walk, a node visited, a field found again, a pair of equal tokens.
 _WORK_PER_STEP = 256
 _WORK_PER_NODE = 4
 _WORK_PER_FIELD = 4
@@ -47,7 +46,7 @@ _WORK_PER_PAIR = 16
 
 
 class Difference(NamedTuple):
-    """A changed field: what stood at `old` of the donor's path stands at `new` of the prompt; one may be empty."""
+    """A changed field: the donor's path has `old` where the prompt has the span `new`; one may be empty."""
 
     old: Tokens
     before: Tokens
@@ -58,7 +57,7 @@ class Difference(NamedTuple):
 
     @property
     def key(self) -> tuple[Span, bytes]:
-        """What tells it from other changed fields of one prompt."""
+        """Identifies a changed field within one prompt."""
         return self.new, self.old.tobytes()
 
 
@@ -78,27 +77,27 @@ class Aligner:
     Args:
         trie: the donors' paths.
         tokens: the prompt.
-        max_field_tokens: longest side of a changed field; with 0 nothing is compared, and every context is other text.
+        max_field_tokens: longest side of a changed field; with 0 nothing is compared: every context is `OTHER`.
     """
 
     def __init__(self, trie: Trie, tokens: Tokens, max_field_tokens: int) -> None:
         self._trie, self._tokens, self._most = trie, tokens, max_field_tokens
         self._probes = np.array(sorted({round(part * max_field_tokens) for part in _PROBES}), np.int64)
-        # (serial of a node, shift) -> the last alignment there: a run further on often lies on the same path.
+        # (serial of a node, shift) -> the last alignment there: a later run is often on the same path.
         self._known: dict[tuple[int, int], tuple[int, Alignment]] = {}
         self._known_parts: dict[tuple[bytes, int, int], list[tuple[Span, Span]]] = {}
-        # Serial of a node -> how many leading tokens its path shares with the prompt; and of the root.
+        # Serial of a node or the root -> how many leading tokens its path shares with the prompt.
         self._shared: dict[int, int] = {}
         self.work = 0
         """Cost so far, in tokens compared."""
 
     def align(self, node: Node, start: int, shift: int) -> Alignment:
-        """Compare what stood before a donor with what stands before its run.
+        """Compare the text before a donor with the text before its run.
 
         Args:
-            node: of the donor's path; it lies at or below the token before the donor.
+            node: on the donor's path, at or below the token before the donor.
             start: where the run starts in the prompt.
-            shift: of the run.
+            shift: the run's shift.
         """
         if not self._most:
             return _OTHER
@@ -143,7 +142,7 @@ class Aligner:
         if known is not None:
             return known
         if not self._shared:
-            # The prompt's own path; a miss never asks.
+            # The prompt's own path.
             last, length = self._trie.walk(self._tokens)
             self._shared = {each.serial: min(each.end, length) for each in (self._trie.root, *last.lineage())}
         line: list[int] = []
@@ -156,11 +155,11 @@ class Aligner:
         return shared
 
     def _images(self, node: Node, old_end: int, old_len: int, new_end: int, new_len: int) -> Difference | None:
-        """The difference, if an image stands at its end on both sides: another one in its place, however large."""
+        """The difference if both sides end with an image, of any length; else None."""
         if min(old_len, new_len) <= 0 or self._tokens[new_end - 1] < MEDIA_FROM:
             return None
         new_image = _image_at_end(self._tokens[new_end - new_len : new_end])
-        # As much of the donor's path as it takes to see where its image begins.
+        # Read the donor's path back to where its image begins.
         length, old = 0, self._tokens[:0]
         while len(old) == length < old_len:
             length = min(max(4 * length, new_image), old_len)
@@ -174,7 +173,7 @@ class Aligner:
         return Difference(old, before, (new_end - new_image, new_end), old_start)
 
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
-        """The lengths of a short difference that ends at these places, with equal text in front of it."""
+        """The lengths of a short difference that ends at these places, after equal text; None if there is none."""
         most = self._most
         old = tokens_before(node, old_end, min(most + _FLANK_TOKENS, old_end - shared))
         new = self._tokens[max(shared, new_end - most - _FLANK_TOKENS) : new_end]
@@ -186,14 +185,14 @@ class Aligner:
         return skipped - more, len(new) - new_at - more
 
     def _beside(self, node: Node, at: int, shift: int, shared: int, fields: list[Difference]) -> Alignment:
-        """The two are out of step up to the text that both begin with."""
+        """The alignment of two sides that differ from here back to their common prefix."""
         old_len, new_len = at - shift - shared, at - shared
         short = min(old_len, new_len)
         if short == 0:
             return _join(_MOVED, fields)
         if short > self._most or shared == 0:
             return _join(_OTHER, fields)
-        # What the longer side has beyond this is the text that was added or taken away.
+        # The rest of the longer side is the text that was added or removed.
         most = short + _BESIDE_TOKENS
         old_end, new_end = shared + min(old_len, most), shared + min(new_len, most)
         while node.start >= old_end:
@@ -208,7 +207,7 @@ class Aligner:
         flank, new_start = len(taken) - old_len, new_end - new_len
         parts = [((0, old_len), (0, new_len))]
         if min(old_len, new_len) > _SAME_TOKENS:
-            # Runs that lie behind the same field on several paths have the same difference before them.
+            # Runs after the same field on several paths have the same difference before them.
             key = taken[flank:].tobytes(), new_start, new_end
             known = self._known_parts.get(key)
             if known is None:
@@ -222,7 +221,7 @@ class Aligner:
             yield Difference(old, before, new, old_end - old_len + old_from)
 
     def _parts(self, old: list[int], new: list[int]) -> list[tuple[Span, Span]]:
-        """A difference without the equal tokens inside it."""
+        """The unequal parts of a difference, as spans of both sides."""
         times = Counter(old)
         num_pairs = sum(times[token] for token in new)
         if num_pairs > _MAX_PAIRS:
@@ -239,13 +238,13 @@ class Aligner:
 
 
 def _image_at_end(tokens: Tokens) -> int:
-    """How many trailing tokens stand for media."""
+    """How many trailing tokens are media."""
     text = np.flatnonzero(tokens[::-1] < MEDIA_FROM)
     return int(text[0]) if len(text) else len(tokens)
 
 
 def _join(rest: Alignment, fields: list[Difference]) -> Alignment:
-    """The alignment of a context that has `fields`, from the last one back, behind what `rest` has."""
+    """The alignment `rest` with `fields`, given from the last one back, added after its own."""
     if not fields:
         return rest
     return Alignment(Context.CHANGED, (*rest.fields, *reversed(fields))[: MAX_ALIGNED_FIELDS + 1])

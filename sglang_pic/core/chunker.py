@@ -1,11 +1,11 @@
-"""Cuts token sequences by content, and names the pieces.
+"""Cuts token sequences into chunks by content, and hashes the chunks.
 
-A chunk is cut by the FastCDC package over the tokens' 4-byte little-endian form. Its cuts are byte offsets; each is
-rounded up to a token. The package refuses averages below 256 bytes (64 tokens), too coarse to find every repeat of 64
-tokens, therefore each token is fed `_BYTES_AT_AVG / (4 * chunk_avg_tokens)` times in a row for smaller chunks: the
-cuts still depend on nothing but the last few tokens and the previous cut.
+FastCDC cuts the tokens' 4-byte little-endian form; its byte offsets are rounded up to tokens. The package refuses
+averages below 256 bytes (64 tokens), too coarse to find every repeat of 64 tokens. For smaller chunks each token is
+fed `_BYTES_AT_AVG / (4 * chunk_avg_tokens)` times in a row; cuts still depend on the last few tokens and the previous
+cut alone.
 
-Only what is published is cut; a prompt is scanned for the endings of known chunks instead (`ending_filter`).
+Only published tokens are cut; a prompt is scanned for the endings of known chunks (`ending_filter`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ HashFunction = Callable[[memoryview], int]
 """The name of a chunk from its bytes: an integer of 64 bits, not negative."""
 
 _BYTES_AT_AVG = 256
-# How far before a position cutting begins when nothing better is known. FastCDC forgets where it began within a few
-# chunks, so eight average chunks are enough to be in step with a cut from position 0.
+# Cutting begins so far before a position that has no delimiter near. FastCDC forgets where it began within a few
+# chunks, so after eight average chunks its cuts are those of a cut from position 0.
 _WARM_UP_CHUNKS = 8
 _LENGTH = attrgetter("length")
 
@@ -51,14 +51,14 @@ class Chunker:
     def cut(
         self, tokens: Tokens, start: int = 0, end: int | None = None, *, delimiters: frozenset[int] = frozenset()
     ) -> list[int]:
-        """Where chunks end that tile `[start, end)`, as if one began at `start`. Cost O(end - start).
+        """The ends of the chunks that tile `[start, end)`, ascending. Cost O(end - start).
 
         Args:
             tokens: the whole sequence.
             start: where the first chunk begins.
             end: where the last one ends; the sequence's end if left out.
-            delimiters: ids of the tokens that open or close a message. Cuts fall before and after each of them, and
-                cutting begins afresh there, so that equal messages are cut equally wherever they stand.
+            delimiters: ids of the tokens that open or close a message. Cutting restarts before and after each, so
+                equal messages are cut equally at any position.
         """
         stop = len(tokens) if end is None else end
         data = np.repeat(tokens[start:stop], self._repeat).data.cast("B")
@@ -74,10 +74,10 @@ class Chunker:
         return ends
 
     def sync_start(self, tokens: Tokens, position: int, delimiters: frozenset[int] = frozenset()) -> int:
-        """Where to begin so that the cuts near and after `position` are those of a cut from 0.
+        """Where to begin cutting so that the cuts near and after `position` are those of a cut from 0.
 
-        The last delimiter before `position` if one is near (then the cuts are the same), else far enough back for
-        FastCDC to be in step again (then they nearly always are).
+        The last delimiter before `position` if one is near (the cuts are the same); else eight average chunks earlier
+        (they nearly always are).
         """
         low = max(0, position - _WARM_UP_CHUNKS * self._config.chunk_avg_tokens)
         near = _delimiter_positions(tokens, low, position, delimiters)
@@ -93,7 +93,7 @@ class Chunker:
         return [named(data[TOKEN_BYTES * start : TOKEN_BYTES * end]) for start, end in zip(starts, ends, strict=True)]
 
     def _cut_piece(self, data: memoryview, first: int, start: int, end: int, ends: list[int]) -> None:
-        """Cut `[start, end)`; `data` has the tokens from `first` on, as they are fed."""
+        """Append the ends of the chunks of `[start, end)`; `data` has the repeated tokens from `first` on."""
         config, unit = self._config, TOKEN_BYTES * self._repeat
         if end - start <= config.chunk_min_tokens:
             ends.append(end)

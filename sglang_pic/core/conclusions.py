@@ -1,10 +1,10 @@
-"""The second step of a chain: what names a word that stands beside a changed field's value.
+"""Finds lines that follow from a changed field in two steps: they name a word of a line that names the field's value.
 
     The pipe is made of [copper].
-    Things made of copper are stored in the Hall.     names the value; of its words, Hall is the rare one
-    The key of the Hall is with Ruth.                 names that word, and is computed too
+    Things made of copper are stored in the Hall.     names the value; Hall is the rarest word of this line
+    The key of the Hall is with Ruth.                 names Hall, and is computed too
 
-Nothing goes on from there: a third step is not looked for.
+A third step is not looked for.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.spans import Span, holds
 from sglang_pic.core.tokens import Tokens
 
-# A value that is named in more places is followed no further.
+# The second step is skipped for a value that is named in more places.
 _MOST_PLACES = 6
-# Beside a word that names a value: what stands before it on its line, and what the line says of it.
+# Tokens of a line before and after a word that names a value.
 TOKENS_BEFORE, TOKENS_BEHIND = 16, 24
-# Behind the word that is concluded there less is computed.
+# Tokens computed after a word of the second step.
 _COMPUTED_BEHIND = 8
-# Words that are as frequent as this in any text are concluded nowhere, nor are words that stand in more places.
+# More frequent words are no second step: by their rank in any text, and by their places in this one.
 _FREQUENT_RANK = 1000
 _FEW_PLACES = 3
-# More places than a field's own spans hold, and these.
+# Words with more places are ignored before their places are compared with the field's spans.
 _TOO_MANY_PLACES = 4096
 
 
 class Named(NamedTuple):
-    """Where a changed field is named."""
+    """Where a prompt names a changed field."""
 
     named_from: int
-    """The first place that names a value; the end where nothing does."""
+    """The first place that names a value; the prompt's end if there is none."""
     places: list[int]
-    """Of the value's words, ascending; none where everything behind one is computed."""
+    """Positions of the value's words, ascending; empty if everything after one of them is computed."""
     words: set[str]
-    """What names the field: words of its values and its label."""
+    """The words of the field's values and its label."""
     spans: list[Span]
-    """What is computed because of it, ascending."""
+    """Spans that are computed because of the field, ascending."""
 
 
 def find_conclusions(fields: Sequence[Named], tokens: Tokens, lexicon: Lexicon) -> list[list[Span]] | None:
-    """For each field what has to be computed beside its own spans; `None` where that would take too long to tell.
+    """Further spans to compute for each field; `None` if finding them would take too long. Cost as `Lexicon.find`.
 
-    Of each line that names a value the rarest word counts that no other of these lines has; cost as `Lexicon.find`.
+    Each line that names a value contributes its rarest word that no other of these lines has.
     """
     lines = [_words_beside(field, tokens, lexicon) for field in fields]
     asked = {word: None for each in lines for line in each for word in line}
@@ -60,7 +60,7 @@ def find_conclusions(fields: Sequence[Named], tokens: Tokens, lexicon: Lexicon) 
 
 
 def _words_beside(field: Named, tokens: Tokens, lexicon: Lexicon) -> list[list[str]]:
-    """The words that stand on one of the lines that name a value only, line by line."""
+    """For each line that names a value, the words that no other of these lines has."""
     if len(field.places) > _MOST_PLACES:
         return []
     lines: dict[int, list[str]] = {}
@@ -75,7 +75,7 @@ def _words_beside(field: Named, tokens: Tokens, lexicon: Lexicon) -> list[list[s
 def _spans_of(
     line: list[str], field: Named, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon
 ) -> list[Span]:
-    """What is computed around the rarest word of a line, where that stands elsewhere in a few places."""
+    """Spans to compute around the other places of a line's rarest word; empty if these are too many."""
     elsewhere = {
         word: [place for place in found[word] if not holds(field.spans, place)]
         for word in line

@@ -1,11 +1,11 @@
 """The context rule: how near to a prompt's end a donor's rows may be spliced.
 
-Rows carry what their request read before them, and the answer depends most on the end of a prompt. So the nearer to the
-end a run lies, the better the donor's context must fit: what stood before the donor, and what stands before the run.
+Rows depend on the text before them, and the answer depends most on the end of a prompt. So the nearer to the end a run
+is, the more the text before its donor (the donor's context) must equal the text before the run:
 
-    [0, near_start)            the donor lacks at most `far_unseen_percent` of the text before a row, in the same order
-    [near_start, tail_start)   the donor lacks at most `near_unseen_percent` of the text before the run
-    [tail_start, last)         and at most `unseen_percent`, and has at most `foreign_tokens` that the prompt lacks
+    [0, near_start)            the context lacks at most `far_unseen_percent` of the text before a row, in its order
+    [near_start, tail_start)   the context lacks at most `near_unseen_percent` of the text before the run
+    [tail_start, last)         it lacks at most `unseen_percent`, and has at most `foreign_tokens` others
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.tokens import Tokens
 
 _MOST_COMPARED, _MOST_REFUSED = 32, 4
-"""Tokens of contexts that are compared for one plan, and of runs that are refused after all, in lengths of the prompt:
-text of a short period has a long run at every shift."""
+"""Limits of one plan on tokens compared, and on tokens of refused runs, in lengths of the prompt: periodic text has a
+long run at every shift."""
 
 
 class Misfit(NamedTuple):
@@ -35,7 +35,7 @@ class Misfit(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Tokens `[start, end)` of the prompt, which stand `shift` further back on a donor's path."""
+    """Tokens `[start, end)` of the prompt that are at `[start - shift, end - shift)` of a donor's path."""
 
     start: int
     end: int
@@ -43,11 +43,11 @@ class Moved(NamedTuple):
 
 
 def compare_contexts(context: Tokens, here: Tokens, shifts: AbstractSet[int], moved: Sequence[Moved] = ()) -> Misfit:
-    """Compare a donor's context with the text before a run, token by token.
+    """Count the tokens of a donor's context and of the text before a run that the other lacks.
 
-    All of the text is looked for at each of `shifts`, parts of it at the shifts of `moved`. A token that is found at
-    another shift counts as missing, so the result may be too large, never too small. One token of the context may stand
-    for several of the text.
+    All of `here` is compared at each of `shifts`, and parts of it at the shifts of `moved`. A token that is equal only
+    at another shift counts as missing, so counts may be too large, never too small. One token of the context may match
+    several of `here`.
     """
     places = [*(Moved(0, len(here), shift) for shift in shifts), *moved]
     num_foreign, num_unseen = token_loops.count_misfits(context, here, np.array(places, np.int64).reshape(-1))
@@ -55,7 +55,7 @@ def compare_contexts(context: Tokens, here: Tokens, shifts: AbstractSet[int], mo
 
 
 class ContextRule:
-    """The rule for one plan; counts the donors that did not fit.
+    """The rule for one plan; counts the donors whose context does not fit.
 
     Args:
         policy: the limits.
@@ -73,25 +73,25 @@ class ContextRule:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether so many donors did not fit that no further one is compared: none is spliced beyond `near_start`."""
+        """Whether `max_misfits` is reached: nothing more is compared, or spliced, after `near_start`."""
         return self._num_misfits >= self._policy.max_misfits
 
     @property
     def is_far_exhausted(self) -> bool:
-        """Whether so much was compared, or refused, that before `far_end` nothing more is spliced."""
+        """Whether the limits of work are reached: nothing more is spliced before `far_end`."""
         most = max(1, self.far_end)
         return self._num_compared > _MOST_COMPARED * most or self._num_refused > _MOST_REFUSED * most
 
     def far_start(self, start: int, end: int, num_unseen: int) -> int:
-        """From where on the rows of a run fit, before `far_end`; `far_end` where none does.
+        """The first position before `far_end` from which a run's rows fit; `far_end` if none does.
 
-        Behind text that the donor lacks, no longer than a changed field, such as another header, that is the first row
-        of whose context it is a small enough share: the rest is the run itself.
+        If the donor lacks no more than a changed field's length, such as another header, rows further down the run
+        fit: the run itself makes their contexts equal enough.
 
         Args:
             start: where the run would begin.
             end: where it would end.
-            num_unseen: tokens before it that the donor's context lacks.
+            num_unseen: tokens before the run that the donor's context lacks.
         """
         percent = self._policy.far_unseen_percent
         self._num_compared += start
@@ -104,16 +104,16 @@ class ContextRule:
         return first
 
     def is_too_much(self, num_unseen: int, start: int) -> bool:
-        """Whether no row of a run fits, before `far_end`, behind so many tokens that its donor lacks."""
+        """Whether no row of a run before `far_end` fits, given how many tokens before it the donor lacks."""
         policy = self._policy
         return num_unseen > policy.max_field_tokens and 100 * num_unseen > policy.far_unseen_percent * start
 
     def reach(self, end: int, misfit: Misfit, num_before: int) -> int:
-        """Up to where a donor's rows may be spliced.
+        """The end of the part of a run that may be spliced.
 
         Args:
             end: where the run would end.
-            misfit: of the donor's context.
+            misfit: how the donor's context differs.
             num_before: tokens of the prompt that the context was compared with.
         """
         policy, percent = self._policy, 100 * misfit.num_unseen

@@ -11,8 +11,8 @@ from sglang_pic.core.settings import Range, check
 class CoreConfig(ReusePolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The reuse policy of a server and the settings of its chunk index."""
 
-    # Every window of 64 tokens is to hold a whole chunk, however it lies. A minimum of 8 makes every chunk long enough
-    # to be looked up. FastCDC refuses other averages; chunker.py says how averages below 64 are cut with it.
+    # Small enough for every window of 64 tokens to contain a whole chunk. Chunks of 8 tokens and more can be looked
+    # up. FastCDC refuses other averages; chunker.py says how averages below 64 are cut.
     chunk_min_tokens: Annotated[int, "Shortest chunk."] = 8
     chunk_avg_tokens: Annotated[
         Literal[16, 32, 64, 128, 256, 512], "Average chunk; smaller finds more and costs memory."
@@ -38,5 +38,4 @@ class CoreConfig(ReusePolicy, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 MOST_REUSE: Final = CoreConfig(**PRESETS["most"])
-"""Splices whatever is equal, wherever it lies, but for one token of each run: the most that can be recovered, at a
-lower fidelity than the defaults have."""
+"""Splices all equal text but one token of each run: the upper bound of reuse, at a lower fidelity than the defaults."""

@@ -1,4 +1,4 @@
-"""What the cost gate learns from timed passes, and which passes it asks for; whoever owns the model times them."""
+"""Chooses the passes that are timed for the cost gate, and turns their times into a `CostModel`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEW_TOKENS = 16
 """Tokens that the shortest passes compute."""
 _GROWTH = 4
 _LONG_ENOUGH_US = 100_000.0
-"""No longer pass is tried after one like this: a CPU gets there with 64 to 256 tokens, an H100 with thousands."""
+"""No longer pass is timed after one of this length: a CPU reaches it with 64 to 256 tokens, an H100 with thousands."""
 _MOST = 8_192
 SEQUENCES = FEW_TOKENS
 """Gaps of a pass with many: fewer may leave most of a GPU idle while they read a long prefix, and seem free."""
@@ -24,24 +24,24 @@ _ROWS = (256, 2_048)
 
 
 class Timing(NamedTuple):
-    """The shortest of several times, and how far the middle one is above it, in microseconds."""
+    """The minimum of several times, and how far their median is above it, in microseconds."""
 
     us: float
     noise_us: float
 
     @classmethod
     def of(cls, times_us: Sequence[float]) -> Timing:
-        """Whatever else runs on a machine only adds to a time."""
+        """The minimum and the spread: other work on a machine can only add to a time."""
         ordered = sorted(times_us)
         return cls(ordered[0], ordered[len(ordered) // 2] - ordered[0])
 
     def exceeds(self, other: Timing) -> bool:
-        """Whether it is longer by more than noise can make it."""
+        """Whether this time is longer than `other` by more than the noise."""
         return self.us - other.us > 2 * max(self.noise_us, other.noise_us)
 
 
 class GapTimings(NamedTuple):
-    """A pass with one gap, one with more, both over `FEW_TOKENS`, and what goes on around the first."""
+    """A pass with one gap, a pass with several, both over `FEW_TOKENS`, and the host's work around the first."""
 
     one: Timing
     many: Timing
@@ -49,12 +49,12 @@ class GapTimings(NamedTuple):
 
     @property
     def added(self) -> Timing:
-        """What the gaps beside one take."""
+        """The time that the gaps after the first add."""
         return Timing(self.many.us - self.one.us, max(self.many.noise_us, self.one.noise_us))
 
 
 class Stopwatch(Protocol):
-    """Times work of the live model; ranks that must plan alike give the same answers."""
+    """Times passes of the live model; all ranks return the same times, so that they plan alike."""
 
     def prefill(self, num_tokens: int) -> Timing:
         """A prefill of `num_tokens` without splices."""
@@ -63,17 +63,17 @@ class Stopwatch(Protocol):
         """A copy of `num_rows` rows."""
 
     def gap(self, num_tokens: int) -> Timing:
-        """A pass with a gap of `num_tokens` and a run, and what goes on around it."""
+        """A pass with a gap of `num_tokens` and a run, with the host's work around it."""
 
     def gaps(self, num_gaps: int, context_len: int) -> GapTimings:
-        """Passes with one gap and with `num_gaps` after `context_len` tokens, on the way of gap batches."""
+        """Gap batches with one gap and with `num_gaps`, after `context_len` tokens."""
 
 
 def learn_costs(stopwatch: Stopwatch, *, max_tokens: int, max_rows: int, max_gaps: int, max_context: int) -> CostModel:
-    """Learn what passes cost.
+    """Time passes and return their costs.
 
     Args:
-        stopwatch: times them.
+        stopwatch: times the passes.
         max_tokens: most tokens of one pass.
         max_rows: most rows of one copy.
         max_gaps: most gaps of one pass, 2 or more.
@@ -99,7 +99,7 @@ def learn_costs(stopwatch: Stopwatch, *, max_tokens: int, max_rows: int, max_gap
 
 
 def report(cost: CostModel, context_len: int) -> None:
-    """Log from how many tokens on a run is taken, and warn where none ever is."""
+    """Log the costs and the shortest runs that the cost gate accepts; warn if it accepts none."""
     costs = (
         f"a computed token takes {cost.computed_token_us:.3g} us, a spliced one {cost.spliced_token_us:.3g}, a gap "
         f"{cost.gap_us:.3g} and {1_000 * cost.gap_context_us:.3g} more for each 1,000 tokens before it, a splice "
@@ -119,7 +119,7 @@ def report(cost: CostModel, context_len: int) -> None:
 
 
 def _time_passes(stopwatch: Stopwatch, max_tokens: int) -> list[tuple[int, Timing]]:
-    """Prefills of ever more tokens, until a pass is long or has as many as the server computes at once."""
+    """Prefills of growing lengths, until one is long or has as many tokens as one pass may."""
     most = max(2 * FEW_TOKENS, min(max_tokens, _MOST))
     passes = [(FEW_TOKENS, stopwatch.prefill(FEW_TOKENS))]
     while passes[-1][0] < most and (len(passes) < 2 or passes[-1][1].us < _LONG_ENOUGH_US):
@@ -131,7 +131,7 @@ def _time_passes(stopwatch: Stopwatch, max_tokens: int) -> list[tuple[int, Timin
 def _gap_token_cost(
     stopwatch: Stopwatch, passes: Sequence[tuple[int, Timing]], near: GapTimings, max_tokens: int
 ) -> float:
-    """How many times as long a long pass takes if it has a gap; 0 where that is not clearly more."""
+    """The time of a long pass with a gap over that of one without; 0 if the difference is within noise."""
     fitting = [(n, timing) for n, timing in passes[1:] if n <= max_tokens and timing.us < _LONG_ENOUGH_US]
     if not fitting:
         return 0.0
@@ -144,7 +144,7 @@ def _gap_token_cost(
 
 
 def _context_cost(stopwatch: Stopwatch, near: GapTimings, num_gaps: int, max_context: int) -> float:
-    """What all gaps but one cost more for each token before them; 0 where that is within noise."""
+    """The added time of all gaps but the first for each token before them; 0 if it is within noise."""
     context_len, timings = _CONTEXTS[0], near
     for longer in _CONTEXTS:
         if longer > max_context or timings.many.us * (longer / context_len) > _LONG_ENOUGH_US:
@@ -155,7 +155,7 @@ def _context_cost(stopwatch: Stopwatch, near: GapTimings, num_gaps: int, max_con
 
 
 def _token_cost(timings: Sequence[tuple[int, Timing]], *, what: str = "") -> float:
-    """What a token more costs where there are many; warns, if `what` is given, where that is within noise."""
+    """The time of a further token in a long pass; warns, if `what` is given, when it is within noise."""
     many, longest = timings[-1]
     mean_us = longest.us / many
     if len(timings) < 2:

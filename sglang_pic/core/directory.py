@@ -1,17 +1,16 @@
-"""The directory of a store that several servers share: which texts have rows there, found by their content.
+"""The directory of a shared store: finds the paths whose rows the store has by the text that they contain.
 
-A store of SGLang keeps rows by chains: the hash of a page covers all tokens up to its end. So whoever knows the tokens
-of a path can have its rows, and nobody else. The directory adds the other direction, from a piece of text to the paths
-that hold it, in two kinds of small objects beside the rows:
+SGLang's store keys a page by the hash of all tokens up to its end, so only a reader who knows a whole path finds its
+rows. The directory maps a piece of text to paths that contain it, with two kinds of small objects beside the rows:
 
-    anchor   of some chunks (every `ANCHOR_EVERY`th, chosen by name): which block holds it, and where
-    block    of `block_tokens` tokens of a path: the block before it, its tokens, and checksums of its rows
+    anchor   for every `ANCHOR_EVERY`th chunk, chosen by its hash: the block that contains it, and its position
+    block    for `block_tokens` tokens of a path: the block before it, its tokens, checksums of its rows
 
-A reader cuts the text that it does not know as the writer did, asks for the anchors, and walks from a block to the root
-of its path. Nothing that it finds is believed: token ids are compared, and rows whose checksum is another are refused.
+A reader cuts unknown text as the writer did, loads the anchors of its chunks, and walks from a block to the root of its
+path. It compares token ids, and refuses rows with another checksum.
 
-Objects never change and are never deleted; a store may drop any of them. Where an object that is there says something
-else, another one is written in the next of `SLOTS` places.
+Objects are never changed or deleted; a store may evict any of them. Different content for a key is written to the next
+of its `SLOTS` places.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len, common_suffix_len
 
 ANCHOR_EVERY: Final = 4
-"""One chunk in so many is an anchor: with chunks of 16 tokens one in 64. Of texts of 256 tokens 99 in 100 hold one."""
+"""One chunk in so many is an anchor: one in 64 tokens with chunks of 16. 99 % of texts of 256 tokens have one."""
 
 LEAST_UNKNOWN: Final = 128
 """Shorter text is not looked up."""
@@ -54,10 +53,10 @@ Sums = npt.NDArray[np.uint64]
 
 
 class Objects(Protocol):
-    """A store; each call may raise, and then says nothing."""
+    """A store; each call may raise."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep an object, unless the key has one."""
+        """Store an object, unless the key has one."""
 
     def get(self, key: str, size: int) -> bytes | None:
         """The object of `size` bytes, or None."""
@@ -67,14 +66,14 @@ class Objects(Protocol):
 
 
 class Found(NamedTuple):
-    """A path of which the store has rows, and what of a prompt they would serve."""
+    """A path whose rows the store has."""
 
     tokens: Tokens
     """The path, in whole blocks."""
     sums: Sums
-    """What the checksums of its pages' rows may be: `[num_objects, num_pages]`."""
+    """Checksums that its pages' rows may have: `[num_objects, num_pages]`."""
     num_equal: int
-    """Tokens of the prompt's unknown spans that the path holds."""
+    """Tokens of the prompt's unknown spans that the path contains."""
 
 
 class _Block(NamedTuple):
@@ -82,15 +81,15 @@ class _Block(NamedTuple):
     """The last page before it."""
     tokens: Tokens
     sums: list[Sums]
-    """Of each object that the block has."""
+    """The checksums in each of the block's objects."""
 
 
 class Directory:
-    """Lists and finds what one kind of server computed; without state, so that threads may share it.
+    """Lists and finds the paths of servers with one fingerprint. Thread-safe: it has no state.
 
     Args:
         objects: the store.
-        fingerprint: digest of all that rows depend on beside their tokens: a server with another one finds nothing.
+        fingerprint: digest of everything beside the tokens that rows depend on (model, dtype, ...).
         page_size: tokens of a page.
         chunker: cuts text as every server with this fingerprint does.
         delimiters: ids of tokens that open or close a message.
@@ -120,18 +119,18 @@ class Directory:
         pages: Sequence[PageHash],
         sums: Sums,
     ) -> None:
-        """List what of a path has come to the store.
+        """List the pages of a path that were written to the store.
 
         Args:
-            namespace: nobody finds text in another one.
+            namespace: only requests of this namespace find the path.
             tokens: the path from its root.
-            start: from where on it is to be listed, the end of a block.
+            start: the first position to list, the end of a block.
             before: the page that ends there, or None at the root.
-            pages: the pages from `start` on; those behind the last whole block are left for later.
-            sums: likewise.
+            pages: the pages from `start` on; those after the last whole block are not listed.
+            sums: their rows' checksums.
 
         Raises:
-            Exception: as the store does.
+            Exception: the store failed.
         """
         parent, blocks = before or _ROOT, pages[self._pages - 1 :: self._pages]
         for number, block in enumerate(blocks):
@@ -142,25 +141,25 @@ class Directory:
             parent = block
         stop = start + len(blocks) * self.block_tokens
         for name, end in self._anchors(namespace, tokens, start, stop):
-            # The text that follows is likely to be equal, too.
+            # The next block: the text that follows the anchor is likely to be equal, too.
             block = blocks[min((end - 1 - start) // self.block_tokens + 1, len(blocks) - 1)]
-            # Where a path with rows is listed, another one serves nothing more.
+            # One path with rows is enough.
             if not any(self._objects.has_rows(listed) for listed, _ in self._listed(name)):
                 self._put_new("anchor", name, block + end.to_bytes(_SUM_BYTES, "little"))
 
     def find(self, namespace: bytes, tokens: Tokens, spans: Sequence[Span], *, max_paths: int = 4) -> list[Found]:
-        """The paths that hold most of the spans of a prompt, at most `max_paths`, the fullest first.
+        """The `max_paths` paths that contain most tokens of `spans` of a prompt, best first.
 
-        What a path has in common with the prompt from the first token on does not count: a store finds that by itself.
+        A common prefix of path and prompt does not count: SGLang's store finds it.
 
         Raises:
-            Exception: as the store does.
+            Exception: the store failed.
         """
         anchors = [anchor for start, end in spans for anchor in self._anchors(namespace, tokens, start, end)]
         hits = [(end, *listed) for name, end in anchors for listed in self._listed(name)]
         found: list[Found] = []
         passed: set[PageHash] = set()
-        # A later anchor leads to a longer path, on which earlier ones may lie.
+        # A later anchor leads to a longer path, which may contain earlier ones.
         for _, last, _ in reversed(hits):
             if last in passed:
                 continue
@@ -182,7 +181,7 @@ class Directory:
         data = tokens.data.cast("B")
         begin = self._chunker.sync_start(tokens, start, self._delimiters)
         for stop in self._chunker.cut(tokens, begin, end, delimiters=self._delimiters):
-            # Where the text was cut off no chunk ends by its content.
+            # The last cut is the end of the text, not of a chunk.
             is_whole = start < stop < end and stop - begin >= ENDING_LEN
             if is_whole and self._chunker.name(data, begin, stop) % ANCHOR_EVERY == 0:
                 digest = hashlib.blake2b(namespace, digest_size=16, key=self.fingerprint)
@@ -194,7 +193,7 @@ class Directory:
         """The blocks from the root to the one that ends with `last`; None where one is missing."""
         blocks: list[_Block] = []
         while last != _ROOT:
-            # Objects of one page hold the same tokens; they differ in the rows' checksums.
+            # Objects of one page have the same tokens; they differ in the rows' checksums.
             contents = [*self._contents("block", last)]
             if not contents or len(blocks) > _MAX_BLOCKS:
                 return None
@@ -205,19 +204,19 @@ class Directory:
         return blocks[::-1] or None
 
     def _listed(self, anchor: bytes) -> Iterator[tuple[PageHash, int]]:
-        """The blocks where an anchor is listed, and where on their paths it ends."""
+        """The blocks that contain an anchor, and its end on their paths."""
         for content in self._contents("anchor", anchor):
             yield content[:_HASH_BYTES], int.from_bytes(content[_HASH_BYTES:], "little")
 
     def _contents(self, kind: str, name: bytes) -> Iterator[bytes]:
-        """What the slots of a key hold, without what is broken."""
+        """The intact objects of a key."""
         for key, data in self._slots(kind, name):
             content = b"" if data is None else data[len(_MAGIC) : -_SUM_BYTES]
             if data == _frame(key, content):
                 yield content
 
     def _put_new(self, kind: str, name: bytes, content: bytes) -> None:
-        """Write what no slot holds into the first free one, if there is one."""
+        """Write `content` to the first free slot, unless a slot has it or none is free."""
         for key, data in self._slots(kind, name):
             if data is None:
                 self._objects.put(key, _frame(key, content))
@@ -243,7 +242,7 @@ class Directory:
 
 
 def _equal(tokens: Tokens, path: Tokens, end: int, place: int) -> Span:
-    """The span of a prompt around an anchor's end that the path holds around `place`; empty where that is its start."""
+    """The span of a prompt around an anchor's end that equals the path around `place`; empty if it is the prefix."""
     if not 0 < place <= len(path) or common_len(tokens, path) >= end:
         return end, end
     before = common_suffix_len(tokens[:end], path[:place])
@@ -258,5 +257,5 @@ def _side_by_side(blocks: list[list[Sums]]) -> Sums:
 
 
 def _frame(key: str, content: bytes) -> bytes:
-    """An object: what is broken, of another version or of another key is no such frame."""
+    """The bytes of an object, with a checksum: broken bytes, or those of another version or key, do not equal it."""
     return _MAGIC + content + xxhash.xxh3_64_digest(key.encode() + content)

@@ -1,7 +1,7 @@
-"""The donor table of a namespace: which places of its trie hold a known chunk, found by the chunk's ending.
+"""The donor table of a namespace: the places of known chunks in its trie, found by a chunk's ending.
 
-A donor is a pointer (the node of its last token, start, length) with the chunk's name, never rows. Donors are numbers
-into flat arrays instead of an object each.
+A donor is a pointer (the node of its last token, start, length) with the chunk's hash, never rows. Donors are numbers
+into flat arrays instead of objects.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MIN_FREE = 64
 
 @dataclass(slots=True)
 class TableSize:
-    """What all tables of an index hold together, kept up to date by each of them."""
+    """The sizes of all tables of an index together; every table updates them."""
 
     num_donors: int = 0
     num_endings: int = 0
@@ -42,13 +42,13 @@ class TableSize:
 
 
 class DonorTable:
-    """Donors by number; numbers are used again after a removal. Shrinks with `remove_all`.
+    """Donors by number; numbers are reused after a removal. Shrinks with `remove_all`.
 
     Args:
-        max_per_name: most donors of chunks with one name; the oldest one leaves for a new one, pinned ones last.
+        max_per_name: most donors of chunks with one name; a new one evicts the oldest, pinned ones last.
         hash_function: names chunks.
         size: updated with every change.
-        watch: called with a chunk's name and 1 for every new donor, and -1 for every one that goes.
+        watch: called with a chunk's name and 1 for every new donor, -1 for every removed one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DonorTable:
         self.heads: dict[int, int] = {}
         self.nodes: list[Node | None] = []
         self.starts, self.lengths, self.names, self.endings = array("i"), array("i"), array("Q"), array("I")
-        # The next donor of the same ending, and where in its node's list a donor stands.
+        # The next donor of the same ending, and a donor's index in its node's list.
         self._next, self._places = array("i"), array("i")
         self._columns = (self.starts, self.lengths, self.names, self.endings, self._next, self._places)
         self._free: list[int] = []
@@ -75,7 +75,7 @@ class DonorTable:
         return len(self.nodes) - len(self._free)
 
     def add(self, ending: int, name: int, node: Node, start: int, length: int) -> None:
-        """Make a place the freshest donor of its chunk, unless it is a donor already."""
+        """Make `[start, start + length)` of the path to `node` the freshest donor of its chunk, unless it is one."""
         names, starts, nodes, following = self.names, self.starts, self.nodes, self._next
         donors, same = [], []
         donor = self.heads.get(ending, NONE)
@@ -116,7 +116,7 @@ class DonorTable:
             return
         holders = np.array([node.end for node in path[:-1]], np.int64).searchsorted(ends)
         hashes, lengths = endings.tolist(), ends - starts
-        # Donors of endings that no other one has are added together.
+        # Donors whose ending is new and unique here are added together.
         first = dict(zip(reversed(hashes), range(len(hashes) - 1, -1, -1), strict=True))
         is_new = np.array([first[each] == i and each not in self.heads for i, each in enumerate(hashes)], np.bool_)
         numbers = self._take_slots(int(np.count_nonzero(is_new)))
@@ -141,10 +141,10 @@ class DonorTable:
             self.add(hashes[i], names[i], path[holders[i]], int(starts[i]), int(lengths[i]))
 
     def scan(self, tokens: Tokens, start: int, end: int) -> tuple[memoryview, memoryview]:
-        """Where in `(start, end]` a known chunk may end, ascending, and the ending hash of each place.
+        """The places in `(start, end]` where a known chunk may end, ascending, and the ending hash of each.
 
-        A few places are there by chance: their ending is not in `heads`. Cost O(end - start). The integers are
-        not made into a list, because most of them lie inside a run and are passed over.
+        A few places are false positives: their ending is not in `heads`. Cost O(end - start). Not lists, because most
+        places lie inside a run and are skipped.
         """
         first = max(0, start + 1 - ENDING_LEN)
         hashes = ending_hashes(tokens[first:end])
@@ -152,9 +152,9 @@ class DonorTable:
         return (places + (first + ENDING_LEN)).data, hashes[places].data
 
     def ending_at(self, ending: int, data: memoryview, end: int) -> tuple[list[int], int]:
-        """The donors of chunks that end at `end` of the tokens with the bytes `data`, freshest first, found by name.
+        """The donors whose chunk ends at `end` of the prompt with bytes `data`, freshest first; and the hashes taken.
 
-        Also how many spans were named to find them.
+        Only hashes are compared, not tokens.
         """
         found = []
         named: dict[int, int] = {}
@@ -172,10 +172,10 @@ class DonorTable:
         return found, len(named)
 
     def all_shorter(self, ending: int, chunk_end: int, equal_ends: Mapping[tuple[int, int], int]) -> bool:
-        """Whether `chunk_end` lies in an equal span that is known, for every donor of an ending.
+        """Whether a known equal span reaches `chunk_end` for every donor of an ending.
 
         Args:
-            equal_ends: `(serial of a node, shift)` -> where the equal span ends.
+            equal_ends: `(serial of a node, shift)` -> the end of the equal span.
         """
         nodes, starts, lengths, following = self.nodes, self.starts, self.lengths, self._next
         donor = self.heads.get(ending, NONE)
@@ -196,7 +196,7 @@ class DonorTable:
         return found
 
     def node(self, donor: int) -> Node:
-        """The node that holds the donor's last token."""
+        """The node of the donor's last token."""
         node = self.nodes[donor]
         assert node is not None, "a donor of the table has a node"
         return node
@@ -212,7 +212,7 @@ class DonorTable:
         return np.frombuffer(self.names, dtype=np.uint64)[is_live].tolist()
 
     def remove(self, donor: int) -> None:
-        """Take out one donor. Cost O(1), as lists are bounded."""
+        """Remove one donor. Cost O(1), as lists are bounded."""
         node = self.node(donor)
         # The last one takes its place: the order inside a node means nothing.
         last = node.donors.pop()
@@ -222,7 +222,7 @@ class DonorTable:
         self._unlink(donor)
 
     def remove_all(self, node: Node) -> None:
-        """Take out every donor of `node`; other donors may get other numbers."""
+        """Remove every donor of `node`; the other donors may be renumbered."""
         for donor in node.donors:
             self._unlink(donor)
         node.donors = []
@@ -230,13 +230,13 @@ class DonorTable:
             self._compact()
 
     def move_below(self, upper: Node, lower: Node) -> None:
-        """After a split: donors that end below the cut belong to `lower`."""
+        """Move the donors that end after the cut to `lower`, after a split."""
         donors, upper.donors, lower.donors = upper.donors, [], []
         for donor in donors:
             self._hold(upper if self.end(donor) <= lower.start else lower, [donor])
 
     def close(self) -> None:
-        """Take the filter of an empty table out of the sizes, because its namespace goes."""
+        """Subtract the filter of an empty table from the sizes when its namespace is removed."""
         assert not self.heads, "a table is closed when it is empty"
         self._size.num_filter_slots -= self.filter.num_slots
 
@@ -274,9 +274,9 @@ class DonorTable:
         self._size.num_filter_slots += self.filter.num_slots - before
 
     def _compact(self) -> None:
-        """Give back the memory of the free numbers. Cost O(all numbers), after most of them were freed."""
+        """Renumber donors without the free numbers, to free their memory. Cost O(all numbers)."""
         live = np.array([donor for donor, node in enumerate(self.nodes) if node is not None], dtype=np.int64)
-        # The last entry stands for NONE, which is -1.
+        # NONE is -1, the last entry.
         numbers = np.full(len(self.nodes) + 1, NONE, dtype=np.int32)
         numbers[live] = np.arange(len(live), dtype=np.int32)
         self.nodes = [self.nodes[donor] for donor in live.tolist()]
@@ -284,7 +284,7 @@ class DonorTable:
             assert node is not None
             node.donors = numbers[node.donors].tolist()
         heads = list(zip(self.heads, numbers[list(self.heads.values())].tolist(), strict=True))
-        # In place: the planner holds on to it while it forgets.
+        # In place: the planner keeps a reference while it forgets paths.
         self.heads.clear()
         self.heads.update(heads)
         for column in self._columns:

@@ -1,8 +1,8 @@
-"""Where a known chunk may end in a prompt, at any alignment, without cutting the prompt.
+"""A filter that finds the positions of a prompt where a known chunk may end, at any alignment.
 
-The *ending* of a chunk is its last `ENDING_LEN` tokens. The filter holds hashes of the endings of all known chunks. A
-weak rolling hash that picks candidates for a strong one is rsync's idea (Tridgell, "Efficient Algorithms for Sorting
-and Synchronization", 1999, chapter 3); here the blocks are content-defined and the filter is one numpy gather.
+The *ending* of a chunk is its last `ENDING_LEN` tokens; the filter has the hashes of all endings. As in rsync a weak
+rolling hash picks candidates for a strong one (Tridgell, "Efficient Algorithms for Sorting and Synchronization", 1999,
+chapter 3).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from sglang_pic.core.tokens import Tokens
 
 EndingHashes = npt.NDArray[np.uint32]
 
-# A filter has 16 to 64 slots for every ending added to it, of eight bits each: 2 to 6 positions in 100 meet a slot that
-# is not empty, an eighth of them the right bit. Each of those costs a dictionary look-up.
+# A filter has 16 to 64 slots of eight bits for every ending added to it: 2 to 6 % of positions find a slot that is not
+# empty, an eighth of them a set bit. Each of those costs a dictionary look-up.
 _SLOTS_PER_ENDING = 16
 _BIT = np.uint32(7)
 _MIN_BITS = 10
@@ -29,10 +29,10 @@ def ending_hashes(tokens: Tokens) -> EndingHashes:
 
 
 class EndingFilter:
-    """A set of ending hashes that may answer yes by chance, never no by mistake.
+    """A set of ending hashes with false positives and no false negatives.
 
-    Grows by doubling. A removed ending stays in it until more have been removed than are left; whoever owns the endings
-    then calls `rebuild`.
+    Grows by doubling. Removed endings stay until there are more of them than others (`is_stale`); the owner then calls
+    `rebuild`.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class EndingFilter:
         return len(self._slots)
 
     def add(self, endings: EndingHashes) -> int:
-        """Add ending hashes; how many there was room for. For the rest `rebuild` is due first."""
+        """Add ending hashes; returns how many were added. The rest need a `rebuild` first."""
         is_largest = len(self._slots) >= 1 << _MAX_BITS
         room = len(endings) if is_largest else max(0, -(-len(self._slots) // _SLOTS_PER_ENDING) - self._num_added)
         self._set(endings[:room])
@@ -57,7 +57,7 @@ class EndingFilter:
         return self._num_added > 2 * num_endings + 64
 
     def rebuild(self, endings: npt.NDArray[np.uint32]) -> None:
-        """Hold exactly `endings`, with room for as many again. Cost O(len(endings))."""
+        """Replace the set by `endings`, with room for as many again. Cost O(len(endings))."""
         self._reset(len(endings))
         self._set(endings)
         self._num_added = len(endings)
@@ -74,5 +74,5 @@ class EndingFilter:
 
     def _set(self, endings: EndingHashes) -> None:
         slots = (endings >> np.uint32(self._shift)).astype(np.int64)
-        # The bit is told by the other end of the hash.
+        # The low bits of the hash choose the bit, the high ones the slot.
         np.bitwise_or.at(self._slots, slots, np.left_shift(1, endings & _BIT).astype(np.uint8))

@@ -1,8 +1,8 @@
-"""What is known of the rows of a path: which of them are those that a full prefill gives.
+"""Which rows of a path are exact, the rows of a full prefill, and which are approximate.
 
-A row is exact if its request computed it with no spliced row before it. A row that was spliced, or computed behind
-such rows, is approximate. The trie notes approximate rows as they are published. Of rows that nobody published, or that
-the index has forgotten at its bounds, it knows neither.
+A row is exact if its request computed it with no spliced row before it; a spliced row, and a row computed after one, is
+approximate. Rows are marked in the trie when they are published. Rows that were not published, or whose path the index
+has evicted, are unknown.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sglang_pic.core.trie import Node, Trie
 
 
 class Exactness(NamedTuple):
-    """The leading rows of a path, in tokens.
+    """A path in three parts, in tokens.
 
     [0, exact_len)      exact
-    unknown_len more    nothing is known of the first of them
-    approximate_len     the rest: the first of them is approximate, and others may stand behind it
+    unknown_len more    the first row is unknown
+    approximate_len     the rest: the first row is approximate
     """
 
     exact_len: int = 0
@@ -29,13 +29,13 @@ class Exactness(NamedTuple):
     approximate_len: int = 0
 
     def approximate(self, spliced: Sequence[Span], end: int) -> list[Span]:
-        """What is approximate of a row of `end` tokens that begins with these, and has `spliced` behind them."""
+        """The approximate spans of a request of `end` tokens with this prefix and the `spliced` spans."""
         first = spliced[0][0] if spliced else end
         return merge_spans([(self.exact_len + self.unknown_len if self.approximate_len else first, end)])
 
 
 def exactness_of(trie: Trie, tokens: Tokens) -> Exactness:
-    """What a trie knows of the path `tokens`. Cost: one walk over what is stored of it."""
+    """The exactness of the path `tokens`. Cost: one walk over its stored part."""
     node, stored = trie.walk(tokens)
     line = node.lineage()
     first = next((each.approximate[0][0] for each in line if each.approximate), stored)
@@ -51,7 +51,7 @@ def exactness_of(trie: Trie, tokens: Tokens) -> Exactness:
 
 
 def mark_approximate(path: Sequence[Node], approximate: Sequence[Span], others: Sequence[Span]) -> None:
-    """Note which rows of a path are approximate, and that `others` are not; spans ascending and disjoint."""
+    """Mark rows of a path as approximate, and `others` as not; spans ascending and disjoint."""
     for node in path:
         if node.approximate:
             node.approximate = subtract_spans(node.approximate, others)

@@ -1,12 +1,13 @@
-"""The guard of changed fields: no row that may have drawn on a field's old value is spliced behind its new one.
+"""The guard of changed fields: rows that may depend on a field's old value are not spliced after its new value.
 
     prompt   [field][seam][ .... ][line that names it][ .... ][end)
     computed [field][seam]        [line that names it]  [tail of the prompt)
     spliced               [ .... ]                    [ ]
 
-Rows that were computed behind spliced ones carry what those carried. Each splice behind a field that the text names
-adds one to the rows' generation, and beyond `max_generation` rows are no donors. Where they would have served more than
-the other rows that are not clean, only clean rows are spliced: this request makes clean rows again.
+A row's generation counts the splices after a changed field that it depends on, directly or through the rows before it;
+fields that the text does not name do not count. Rows above `max_generation` are not spliced. If those would have served
+more tokens than the other rows with a generation above 0, only rows of generation 0 are spliced, so this request
+computes clean rows.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from sglang_pic.core.spans import Span, merge_spans, subtract_spans
 from sglang_pic.core.tokens import Tokens, hold_media
 from sglang_pic.core.trie import Node, Trie
 
-# Fewer tokens between two spans that must be computed are computed too: a gap costs more.
+# Fewer tokens between two computed spans are computed too: a gap costs more.
 _MIN_PIECE_TOKENS = 16
-# Recorded sessions have at most 21 changed fields in a plan, and 27 runs. Runs behind more fields than these are
-# computed: fields of one plan, and, counted once for each run behind it, fields of all runs.
+# Limits on the fields of one plan, and on those of all its runs together; runs beyond them are computed. Recorded
+# sessions have at most 21 changed fields in a plan, and 27 runs.
 _MAX_FIELDS = 512
 _MAX_FIELDS_BEHIND = 8192
-# A node on the way to the root, in tokens compared.
+# Cost of visiting a node, in tokens compared.
 _WORK_PER_NODE = 4
 
 
 class Guarded(NamedTuple):
-    """What the guard left of a plan's runs."""
+    """The runs of a plan after the guard."""
 
     runs: list[Run]
     changed_fields: tuple[Span, ...]
-    """In the prompt; the place of a value that was removed is an empty span."""
+    """In the prompt; empty spans for removed values."""
     spans: tuple[Span, ...]
-    """What it took away."""
+    """Spans of the runs that are computed instead."""
 
 
 class Guard:
@@ -53,8 +54,8 @@ class Guard:
         policy: `edit` decides what is computed.
         trie: the donors' paths.
         tokens: the prompt.
-        lexicon: the texts of the tokens; without it everything behind a changed field is computed.
-        cost: weighs what is left of a run that is cut.
+        lexicon: the texts of the tokens; without it everything after a changed field is computed.
+        cost: decides whether a piece of a run is worth splicing.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class Guard:
         self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
         self._key_order = KeyOrder(tokens, lexicon) if lexicon is not None and policy.edit != "in_place" else None
-        # Serial of a node -> the generation that the nodes above it say; id of a field -> the field, and whether it is
-        # no change of a value.
+        # Serial of a node -> the highest generation above it; id of a field -> the field, and whether its value is
+        # unchanged after all.
         self._above: dict[int, int] = {}
         self._judged: dict[int, tuple[Difference, bool]] = {}
         self._work = 0
         self._refused: list[Span] = []
         self.dropped: Counter[DropReason] = Counter()
-        """What the guard left out."""
+        """Runs left out."""
 
     @property
     def work(self) -> int:
@@ -85,7 +86,7 @@ class Guard:
         return self._work + self._aligner.work
 
     def admits(self, node: Node, start: int, end: int, shift: int) -> bool:
-        """Whether a donor's rows are clean enough to be spliced at `[start, end)`."""
+        """Whether the generation of a donor's rows allows splicing them at `[start, end)`."""
         if self._policy.edit == "in_place":
             return True
         most = 0 if self._policy.edit == "recompile" else self._policy.max_generation
@@ -96,13 +97,13 @@ class Guard:
         return False
 
     def is_changed(self, node: Node, start: int, shift: int) -> bool:
-        """Whether a field has another value before the donor of `[start, ...)` than in the prompt, and that matters."""
+        """Whether a field before the donor of `[start, ...)` has another value in the prompt; False if `in_place`."""
         return self._policy.edit != "in_place" and self._align(node, start, shift).context is Context.CHANGED
 
     def watch(self, run: Run, node: Node) -> Run | None:
-        """Note what stands before a run that was chosen; the run with its context and its donor's generation.
+        """Record the changed fields before a chosen run; returns the run with its context and generation.
 
-        `None`, counted, where too many fields before it have another value.
+        `None`, counted, if too many fields before it changed.
         """
         alignment = self._align(node, run.target_start, run.shift)
         if len(alignment.fields) > MAX_ALIGNED_FIELDS:
@@ -113,7 +114,7 @@ class Guard:
         return msgspec.structs.replace(run, context=alignment.context, generation=generation)
 
     def protect(self, runs: list[Run]) -> Guarded:
-        """Cut out of the runs what has to be computed."""
+        """Remove the spans that must be computed from the runs."""
         fields, watched = self._within_budget(runs)
         if not fields and not self._refused and len(watched) == len(runs):
             return Guarded(runs, (), ())
@@ -122,12 +123,12 @@ class Guard:
         aged = [self._age(run, behind[run.target_start]) for run in watched]
         kept = [piece for run in self._renew(aged) for piece in self._cut(run, behind[run.target_start])]
         before, after = ([(run.target_start, run.target_end) for run in each] for each in (runs, kept))
-        # A span that was removed is empty, and no less a change.
+        # The span of a removed value is empty, but is a change.
         changed_fields = tuple(sorted({field.new for field in fields.values()}))
         return Guarded(kept, changed_fields, tuple(subtract_spans(before, after)))
 
     def _within_budget(self, runs: list[Run]) -> tuple[dict[tuple[Span, bytes], Difference], list[Run]]:
-        """The fields before the runs by their keys, and the runs behind no more of them than a plan may have."""
+        """The fields before the runs by their keys, and the runs that the limits on fields allow."""
         fields: dict[tuple[Span, bytes], Difference] = {}
         watched, num_behind = [], 0
         for run in runs:
@@ -145,7 +146,7 @@ class Guard:
         return fields, watched
 
     def _generation(self, node: Node, end: int) -> int:
-        """The changed fields that rows before position `end` of the path to `node` have behind them."""
+        """The highest generation of the rows before position `end` of the path to `node`."""
         known = self._above.get(node.serial)
         if known is not None:
             return max(known, node.generation(end)) if node.generations else known
@@ -168,7 +169,7 @@ class Guard:
         return Alignment(Context.CHANGED, fields) if fields else Alignment(Context.MOVED)
 
     def _is_no_change(self, field: Difference, node: Node, lexicon: Lexicon) -> bool:
-        """Whether the difference is no other value: messages differ, or their number, or only the order of keys."""
+        """Whether no value changed: whole messages or their number differ, or only the order of keys."""
         known = self._judged.get(id(field))
         if known is None:
             sides = field.old, self._tokens[slice(*field.new)]
@@ -179,7 +180,7 @@ class Guard:
         return known[1]
 
     def _must_compute(self, fields: list[Difference]) -> list[Mentions]:
-        """For each field from where on it is named, and what of the prompt has to be computed because of it."""
+        """For each field the first position that names it, and the spans to compute because of it."""
         if not fields:
             return []
         if self._policy.edit == "in_place":
@@ -194,24 +195,24 @@ class Guard:
             return [*map(self._all_behind, fields)]
         return [
             self._all_behind(field)
-            # No word names an image that another one took the place of.
+            # No word names a replaced image.
             if hold_media(field.old) and hold_media(self._tokens[slice(*field.new)])
             else named._replace(spans=[*named.spans, (field.new[1], field.new[1] + seam), tail])
             for field, named in zip(fields, found, strict=True)
         ]
 
     def _all_behind(self, field: Difference) -> Mentions:
-        """Nobody can tell what draws on the field."""
+        """Everything after the field, because any of it may depend on the field."""
         return Mentions(field.new[0], [(field.new[0], len(self._tokens))])
 
     def _age(self, run: Run, behind: list[Mentions]) -> Run:
-        """The run with the generation of its rows where they are spliced: one more behind a field that is named."""
+        """The run, one generation older if a named field is before its end."""
         if any(named.named_from < run.target_end for named in behind):
             return msgspec.structs.replace(run, generation=run.generation + 1)
         return run
 
     def _renew(self, runs: list[Run]) -> list[Run]:
-        """The clean runs alone, where too old donors have more text than the rest: this request renews all of it."""
+        """Only the runs of generation 0 if refused donors cover more tokens than the others; else all runs."""
         lacking = subtract_spans(merge_spans(self._refused), [(run.target_start, run.target_end) for run in runs])
         clean = [run for run in runs if run.generation == 0]
         num_unclean = sum(run.num_tokens for run in runs) - sum(run.num_tokens for run in clean)
@@ -221,7 +222,7 @@ class Guard:
         return clean
 
     def _cut(self, run: Run, behind: list[Mentions]) -> list[Run]:
-        """What of the run may be spliced."""
+        """The pieces of the run that may be spliced."""
         if not behind:
             return [run]
         spans = merge_spans(span for named in behind for span in named.spans)

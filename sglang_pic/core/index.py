@@ -1,8 +1,7 @@
-"""The chunk index: content keys to places in the radix tree, for every namespace.
+"""The chunk index: maps chunks to places in the radix tree, in every namespace.
 
-It holds no rows: whether a donor's rows are still in the radix tree is asked of the resolver.
-
-Everything here is deterministic: the same calls leave the same state and give the same plans, in any process.
+It has no rows; the resolver says whether a donor's rows are still in the radix tree. It is deterministic: the same
+calls give the same plans in any process.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
 from sglang_pic.core.trie import Node, Trie, tokens_before
 
-# Of equal chunks in one publication only the first ones become donors: of a text that repeats itself the first copy
-# has the most equal text after it.
+# Of equal chunks in one publication only the first ones become donors: the first copy of a repeated text has the most
+# equal text after it.
 _MAX_DONORS_PER_PUBLICATION = 2
 
 # Estimated from sys.getsizeof on CPython 3.11, dictionary entries included.
@@ -51,23 +50,23 @@ _NO_LIMITS = PlanOptions()
 
 
 class RowNames(NamedTuple):
-    """What the radix tree names a row by: the tokens up to the end of the row's page, and `lookahead` more."""
+    """The tokens that identify a row in the radix tree: those up to the end of its page, and `lookahead` more."""
 
     page_size: int = 1
     lookahead: int = 0
 
     def parted(self, position: int) -> Span:
-        """The positions whose rows have a name of its own on each of the paths that part at `position`."""
+        """Positions whose tokens are equal on paths that diverge at `position`, but whose rows are not shared."""
         named = max(0, position - self.lookahead)
         return named - named % self.page_size, position
 
 
 class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the index holds, and what it has done since it was made."""
+    """Sizes of the index, and counts since it was made."""
 
     num_tokens: int
     num_bytes: int
-    """Estimate of everything the index keeps in memory."""
+    """Estimate of its memory."""
     num_paths: int
     num_nodes: int
     num_endings: int
@@ -84,21 +83,21 @@ class _Namespace:
     trie: Trie
     donors: DonorTable
     num_bytes: int
-    """Of its name and its empty tables."""
+    """Memory of its name and its empty tables."""
 
 
 class ContentIndex:
-    """Finds text that was computed before, wherever it stands. Not thread-safe: one owner, one thread.
+    """Finds text that was computed before, at any position. Not thread-safe: one owner, one thread.
 
     Args:
         config: sizes and bounds.
-        lexicon: the texts of the tokens; without it everything behind a changed field is computed.
-        hash_function: names a chunk; tests inject weak ones. Equal names never suffice: tokens are compared.
-        names: what the radix tree names a row by.
-        row_lookahead: tokens behind a row that it depends on, beside those before it: 1 where a row of a draft model
-            was computed from the next token, else 0. A run ends so many tokens before its equal text does.
+        lexicon: the texts of the tokens; without it everything after a changed field is computed.
+        hash_function: names a chunk; tests inject weak ones. Tokens are compared in any case.
+        names: the tokens that identify a row in the radix tree.
+        row_lookahead: tokens after a row that it depends on: 1 if a draft model's row was computed from the next token,
+            else 0. A run ends so many tokens before its equal text.
         watch: called with a namespace, the name of one of its chunks, and 1 for every new donor of the chunk, -1 for
-            every one that goes; a flush of everything is not told.
+            every removed one; not called by a flush of everything.
     """
 
     def __init__(
@@ -124,10 +123,10 @@ class ContentIndex:
         self._num_tokens = self._num_namespace_bytes = 0
         self._num_evicted = 0
         self._num_work = 0
-        # Emptied by whatever reads or changes the index.
+        # Publications that wait; every other method applies them first.
         self._noted: deque[Callable[[], None]] = deque()
         self.is_whole = True
-        """False after an exception in the middle of a change: only `flush()` helps."""
+        """False after an exception during a change; `flush()` repairs it."""
 
     def publish(
         self,
@@ -140,19 +139,18 @@ class ContentIndex:
         generations: Sequence[tuple[int, int]] = (),
         delimiters: frozenset[int] = frozenset(),
     ) -> None:
-        """Note that the radix tree holds rows for `tokens`, a path from position 0.
+        """Publish rows that the radix tree has for `tokens`, a path from position 0.
 
         Args:
-            namespace: nothing crosses it.
-            tokens: the whole path; what is stored of it already is shared. The last `names.lookahead` have no rows.
-            computed, spliced, approximate, generations: as in `Published`; positions in none keep what was known.
+            namespace: donors of other namespaces are never used.
+            tokens: the whole path. The last `names.lookahead` have no rows.
+            computed, spliced, approximate, generations: as in `Published`; positions in none of them are unchanged.
             delimiters: ids of the tokens that open or close a message; chunks do not reach across them.
 
-        Where paths part in the middle of a name, each has rows of its own for the same tokens, and the trie one
-        position for all of them: it is eligible as long as the rows of all these paths are.
+        Positions that diverging paths do not share (`RowNames.parted`) are not eligible: the trie stores them once.
 
-        NOTE: whoever lets spliced rows into the tree must name them here before the next plan. Cost: one walk over the
-        stored part, then O(new tokens).
+        NOTE: spliced rows in the tree must be published before the next plan. Cost: one walk over the stored part, then
+        O(new tokens).
         """
         self.note(namespace, tokens, Published(computed, spliced, approximate, generations), delimiters)
         self.settle()
@@ -160,20 +158,19 @@ class ContentIndex:
     def note(
         self, namespace: Hashable, tokens: Tokens, rows: Published, delimiters: frozenset[int] = frozenset()
     ) -> None:
-        """Publish later: at `settle`, or before anything else reads or changes the index. Cost O(1).
+        """Publish at the next call of any other method, so that no answer waits for it. Cost O(1).
 
-        An answer need not wait until its text is cut, and no plan can tell the difference. Arguments as of `publish`;
-        none of them may change until then.
+        Arguments as of `publish`; they must not be changed until then.
         """
         require_tokens(tokens)
         if len(tokens):
             self._noted.append(partial(self._publish, namespace, tokens, rows, delimiters))
 
     def settle(self) -> None:
-        """Publish what was noted.
+        """Apply the publications that wait.
 
         Raises:
-            Exception: a publication failed, and the index is not whole any more.
+            Exception: a publication failed; `is_whole` is False.
         """
         while self._noted:
             with self._changing():
@@ -185,7 +182,7 @@ class ContentIndex:
         path, stored = self._store(space, tokens)
         holes = list(spliced)
         if stored < len(tokens):
-            # Rows of this path that the trie has known for those of others.
+            # The trie has marked these positions for other paths' rows.
             holes += subtract_spans([self.names.parted(stored)], merge_spans([*computed, *spliced]))
         holes = merge_spans(holes)
         parted = [self.names.parted(node.end) for node in path if len(node.children) > (node is not path[-1])]
@@ -216,16 +213,19 @@ class ContentIndex:
         """Plan `[prefix_len, end)` of a prompt.
 
         Args:
-            namespace: only donors of this one are considered.
+            namespace: only its donors are used.
             tokens: the prompt.
-            prefix_len: what the tree matched exactly.
-            resolve: asked for every run before it is chosen. Where a path is shorter in the tree than here it is
-                shortened here too, and another donor is tried.
+            prefix_len: length of the tree's exact match.
+            resolve: called for every run before it is chosen. A path that is shorter in the tree is shortened here
+                too, and another donor is tried.
             end: the prompt's length if it is not all of `tokens`.
             options: the request's own settings.
 
         Returns:
-            Runs that are resident as far as `resolve` said, none before `sink_tokens`, none with the last token.
+            The plan; its runs are resident according to `resolve`.
+
+        Raises:
+            ValueError: `prefix_len` and `end` are not in order inside the prompt.
         """
         require_tokens(tokens)
         stop = len(tokens) if end is None else end
@@ -254,7 +254,7 @@ class ContentIndex:
         return plan
 
     def forget(self, namespace: Hashable, tokens: Tokens, resident_len: int) -> None:
-        """Drop every path that agrees with `tokens` beyond `resident_len`: the tree no longer holds it there."""
+        """Drop the part after `resident_len` of every path that equals `tokens` further: the tree evicted it."""
         self.settle()
         space = self._namespaces.get(namespace)
         if space is None:
@@ -265,10 +265,10 @@ class ContentIndex:
             self._drop_if_empty(space)
 
     def recheck_oldest(self, resident_len: Callable[[Hashable, Tokens], int]) -> bool:
-        """Ask whether the path that was not used for longest is still resident, and forget what of it is not.
+        """Forget the part of the least recently used path that the tree has evicted.
 
         Args:
-            resident_len: how many leading tokens of a path the tree holds.
+            resident_len: returns how many leading tokens of a path the tree has rows of.
 
         Returns:
             Whether something was forgotten.
@@ -288,7 +288,7 @@ class ContentIndex:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all paths, as far as they are published."""
+        """Tokens of all published paths."""
         return self._num_tokens
 
     def donor_names(self) -> dict[Hashable, list[int]]:
@@ -297,9 +297,9 @@ class ContentIndex:
         return {namespace: space.donors.live_names() for namespace, space in self._namespaces.items()}
 
     def unknown(self, namespace: Hashable, tokens: Tokens, start: int, least: int) -> list[Span]:
-        """The spans of `[start, len(tokens))` of `least` tokens and more in which no known chunk ends, by its ending.
+        """Spans of `[start, len(tokens))`, of `least` tokens and more, in which no known chunk ends.
 
-        Cost O(tokens), .5 ns each and a look-up for every place where the filter says perhaps.
+        Cost O(tokens): .5 ns each, and a look-up for every candidate of the filter.
         """
         self.settle()
         space = self._namespaces.get(namespace)
@@ -314,13 +314,13 @@ class ContentIndex:
         return [span for span in itertools.pairwise((start, *ends, len(tokens))) if span[1] - span[0] >= least]
 
     def exactness(self, namespace: Hashable, tokens: Tokens) -> Exactness:
-        """What is known of the rows of a path. Cost: one walk over what is stored of it."""
+        """The exactness of a path's rows. Cost: one walk over its stored part."""
         self.settle()
         space = self._namespaces.get(namespace)
         return Exactness(unknown_len=len(tokens)) if space is None else exactness_of(space.trie, tokens)
 
     def generation(self, namespace: Hashable, tokens: Tokens) -> int:
-        """How many changed fields the rows at the end of a path have behind them, as far as is known."""
+        """The known generation of the rows at the end of a path: changed fields that they depend on."""
         self.settle()
         space = self._namespaces.get(namespace)
         if space is None:
@@ -329,7 +329,7 @@ class ContentIndex:
         return max((each.generation(min(each.end, stored)) for each in node.lineage()), default=0)
 
     def pin(self, namespace: Hashable, tokens: Tokens) -> None:
-        """Let the donors on a published path be the last to leave for other donors of their chunks."""
+        """Evict the donors on a published path last among the donors of their chunks."""
         self.settle()
         space = self._namespaces.get(namespace)
         if space is None:
@@ -338,13 +338,13 @@ class ContentIndex:
             node, stored = space.trie.walk(tokens)
             if node.start < stored < node.end:
                 self._split(space, node, stored)
-                # The lower part is the youngest until its path is touched.
+                # The lower part is the youngest until its path is touched again.
                 space.trie.touch([node])
             for each in node.lineage():
                 each.num_pins += 1
 
     def unpin(self, namespace: Hashable, tokens: Tokens) -> None:
-        """Undo one `pin` of the path, as far as it is still stored."""
+        """Undo one `pin` of the path's stored part."""
         self.settle()
         space = self._namespaces.get(namespace)
         if space is not None:
@@ -352,7 +352,7 @@ class ContentIndex:
                 each.num_pins = max(0, each.num_pins - 1)
 
     def flush(self, namespace: Hashable | None = None) -> None:
-        """Forget one namespace, or all of them; all of them whatever state they are in."""
+        """Forget one namespace, or all of them; all of them also while `is_whole` is False."""
         if namespace is None:
             self._noted.clear()
             self._size, self._ages, self._namespaces = TableSize(), OrderedDict(), {}
@@ -367,7 +367,7 @@ class ContentIndex:
             self._drop_if_empty(space)
 
     def stats(self) -> IndexStats:
-        """What the index holds. Cost O(nodes)."""
+        """Sizes and counts. Cost O(nodes)."""
         self.settle()
         return IndexStats(
             num_tokens=self._num_tokens,
@@ -401,7 +401,7 @@ class ContentIndex:
         return space
 
     def _store(self, space: _Namespace, tokens: Tokens) -> tuple[list[Node], int]:
-        """The nodes of the path `tokens`, made where they are missing, and how many tokens were stored before."""
+        """Store the path `tokens`; returns its nodes, and how many tokens were stored before."""
         node, stored = space.trie.walk(tokens)
         if stored < node.end:
             self._split(space, node, stored)
@@ -415,7 +415,7 @@ class ContentIndex:
         space.donors.move_below(node, lower)
 
     def _mark(self, space: _Namespace, path: list[Node], computed: list[Span], holes: list[Span]) -> list[Span]:
-        """Update what is eligible along `path`; returns the spans that were not so before."""
+        """Update the eligible spans along `path`; returns the newly eligible ones."""
         fresh: list[Span] = []
         changed = [*computed[:1], *computed[-1:], *holes[:1], *holes[-1:]]
         low, high = min((span[0] for span in changed), default=0), max((span[1] for span in changed), default=0)
@@ -436,7 +436,7 @@ class ContentIndex:
     def _add_donors(
         self, space: _Namespace, path: list[Node], tokens: Tokens, fresh: list[Span], delimiters: frozenset[int]
     ) -> None:
-        """Make donors of the chunks that end in `fresh` spans; growth stops where a chunk begins before eligibility."""
+        """Add donors for the chunks that end in `fresh` spans; a chunk's start need not be eligible."""
         seen: dict[int, int] = {}
         for first, last in fresh:
             cut_from = self._chunker.sync_start(tokens, first, delimiters)
@@ -459,7 +459,7 @@ class ContentIndex:
             if parent.parent is None or parent.end <= position:
                 break
             if len(parent.children) > 1 and self.names.parted(parent.end)[0] <= position:
-                break  # What the other paths have there are rows of their own.
+                break  # The other paths have their own rows there.
             node = parent
         if node.start < position and node.end <= position:
             return
@@ -482,7 +482,7 @@ class ContentIndex:
         self._num_tokens -= len(node.tokens)
 
     def _num_bytes(self) -> int:
-        """Estimate of everything that is kept. Cost O(1)."""
+        """Estimate of all memory. Cost O(1)."""
         return (
             TOKEN_BYTES * self._num_tokens
             + _NODE_BYTES * len(self._ages)
@@ -510,7 +510,7 @@ class ContentIndex:
 
 
 def _namespace_bytes(namespace: Hashable) -> int:
-    """What a namespace takes beside its paths: clients choose how long its parts are."""
+    """Memory of a namespace beside its paths: clients choose the lengths of its parts."""
     parts = namespace if isinstance(namespace, tuple) else (namespace,)
     return _NAMESPACE_BYTES + _CHARACTER_BYTES * sum(len(part) for part in parts if isinstance(part, str))
 
@@ -528,5 +528,5 @@ def _count(times: dict[int, int], name: int) -> int:
 
 
 def _holder(path: list[Node], end: int) -> Node:
-    """The node of `path` that holds the token before `end`."""
+    """The node of `path` with the token before `end`."""
     return path[bisect_left(path, end, 0, len(path) - 1, key=_END)]

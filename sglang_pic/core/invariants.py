@@ -1,7 +1,4 @@
-"""What must hold of a chunk index between any two calls, checked in full: for tests and the benchmarks' probe plugin.
-
-It reads the index's private parts. Cost O(index).
-"""
+"""Checks the invariants of a chunk index between calls, for tests and the benchmarks' probe plugin. Cost O(index)."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from sglang_pic.core.trie import Node, Trie, tokens_before
 
 
 def check(index: ContentIndex) -> None:
-    """Check everything.
+    """Check all invariants.
 
     Raises:
-        AssertionError: something is broken; the message says what and where.
+        AssertionError: the message names the invariant and the node, donor or size that breaks it.
     """
     nodes: list[Node] = []
     for namespace, space in index._namespaces.items():

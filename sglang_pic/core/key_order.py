@@ -1,9 +1,9 @@
-"""Tells a JSON object whose keys stand in another order, or that is spaced otherwise, from one that says another thing.
+"""Finds JSON objects that differ only in the order of their keys or in whitespace.
 
     donor    {"required": ["a"], "properties": {...}, "type": "object"}
     prompt   {"type": "object", "properties": {...}, "required": ["a"]}
 
-Objects are compared whole and as values. In a list, in a string and in prose the order has a meaning.
+Whole objects are compared as values. Order counts in lists, strings and prose.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import Node, tokens_between
 
-# An object begins at most so many tokens before a difference, and ends at most so many behind it.
+# An object begins at most so many tokens before a difference, and ends at most so many after it.
 _REACH_TOKENS = 1024
-# So many objects, one in another, are compared.
+# At most so many nested objects are compared.
 _MOST_LEVELS = 6
-# Tokens that one plan reads at most, and for each token of the prompt; a search costs as much as reading so many.
+# Tokens that one plan may read: a constant, and more for each token of the prompt; the cost of a search in tokens.
 _MOST_READ, _READ_PER_TOKEN, _READ_PER_SEARCH = 1 << 14, 16, 512
 
 
 class _Side(NamedTuple):
-    """What stands around a difference, in the prompt or on the donor's path."""
+    """The text around a difference, in the prompt or on the donor's path."""
 
     tokens: Tokens
     start: int
-    """Where in `tokens` the difference begins."""
+    """Where the difference begins in `tokens`."""
     end: int
 
 
@@ -59,9 +59,9 @@ class KeyOrder:
         self._left_to_read = _MOST_READ + _READ_PER_TOKEN * len(tokens)
 
     def alone_differs(self, field: Difference, node: Node) -> bool:
-        """Whether an object that holds the difference has the same value in the prompt and on the path to `node`.
+        """Whether an object around the difference has the same value in the prompt and on the path to `node`.
 
-        `False` where that takes too long to tell.
+        `False` if comparing would take too long.
         """
         start, end = field.new
         old_start, old_end = field.old_start, field.old_start + len(field.old)
@@ -92,7 +92,7 @@ class KeyOrder:
         self._left_to_read -= sum(each.end - each.start for each in braces)
         if self._left_to_read < 0:
             return False
-        # What both end with is none of the difference: it may close the object.
+        # The common end of both is not part of the difference: it may close the object.
         same_len = _common_end(*(self._lexicon.spelling(side.tokens[side.start : side.end]) for side in sides))
         try:
             new, old = (self._value(side, each, same_len) for side, each in zip(sides, braces, strict=True))
@@ -104,8 +104,8 @@ class KeyOrder:
         """The object in the braces.
 
         Raises:
-            ValueError: it is no JSON, or closes within the difference, whose last `same_len` characters do not count.
-            RecursionError: it is too deep.
+            ValueError: it is not JSON, or closes within the difference, whose last `same_len` characters do not count.
+            RecursionError: it is nested too deeply.
         """
         parts = (braces.start, side.start), (side.start, side.end), (braces.start, braces.end)
         head, field, text = (self._lexicon.spelling(side.tokens[slice(*part)]) for part in parts)
@@ -129,7 +129,7 @@ def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _number(written: str) -> tuple[str]:
-    """What equals neither `true` nor a string."""
+    """A value that equals neither `true` nor a string."""
     return (written,)
 
 

@@ -1,7 +1,7 @@
-"""What the text of each token is: lets the guard of changed fields find words and lines in token ids.
+"""The texts of a vocabulary's tokens: the guard of changed fields finds words and lines in token ids with it.
 
-Words are compared without regard to case or to the spaces and signs in front of them, so that `" Alpha"`, `alpha` and
-`"alpha` are one word, in whatever tokens it is written.
+Words are compared without case and without the spaces and signs before them, so `" Alpha"`, `alpha` and `"alpha` are
+one word, however it is tokenized.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ _SIGNS = re.compile(r"[\W_]+")
 # They join words: 18:27, 2026-01-05, 3.5, job_12, main.py.
 _JOINTS = "-_.:/@'+,"
 _NUMBER_SIGNS = ".,:-/"
-# In the text of a token that is a part of a character.
+# In the text of a token with a part of a character.
 _NO_TEXT = "\ufffd"
 # Tokens of one word at most; longer ones are cut.
 _WORD_TOKENS = 24
 MESSAGE_BREAK = "\x1e\n"
 """The text to give to a token that opens or closes a message."""
 
-# Places where a word of several tokens may begin, times such words, that are looked at; for each token of a text too.
-# The plans of recorded sessions look at up to 251.
+# Tries of one search: places where a word of several tokens may begin, times such words; a constant, and more for each
+# token of the text. Plans of recorded sessions need up to 251.
 _MOST_TRIES = 1 << 15
 _TRIES_PER_TOKEN = 1
 _MOST_REMEMBERED = 1 << 16
 
 
 class _Written(NamedTuple):
-    """The ways to write a word: arrays of int32, in bytes."""
+    """The tokens that may begin a word: arrays of int32, in bytes."""
 
     points: bytes
-    """Its characters."""
+    """The word's characters."""
     first: int
     """The kinds of its first character."""
     last: int
     tokens: bytes
-    """Those that may begin it."""
+    """Tokens that may begin it."""
     rests: bytes
-    """For each of them where in the word its text ends; `WHOLE`."""
+    """For each of them where its text ends in the word; `WHOLE` if it is the whole word."""
 
 
 class Lexicon:
@@ -91,7 +91,7 @@ class Lexicon:
         # The ids by their bare text, and the longest of these.
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
         self._longest = 0
-        # Of words that were asked for: the ways to write each, and its rank. Emptied when full.
+        # Caches by word; emptied when full.
         self._ways: dict[str, _Written] = {}
         self._ranks: dict[str, int] = {}
         self.extend(texts)
@@ -138,30 +138,30 @@ class Lexicon:
         )
 
     def text(self, tokens: Tokens) -> str:
-        """The text of `tokens`; ids that are unknown have none."""
+        """The text of `tokens`; unknown ids have none."""
         return "".join(_text(self._texts, token) for token in tokens.tolist())
 
     def spelling(self, tokens: Tokens) -> str:
-        """As `text`, with a name of its own for each token that has none, or a part of a character."""
+        """As `text`, with a unique name for each token that has no text or a part of a character."""
         known = len(self)
         return "".join([self._spelled[token] if 0 <= token < known else _name(token) for token in tokens.tolist()])
 
     def depths(self, tokens: Tokens) -> npt.NDArray[np.int64]:
-        """How many more braces each token opens than it closes."""
+        """For each token the braces that it opens less those that it closes."""
         return self._depths.take(tokens, mode="clip")
 
     def sums(self, tokens: Tokens) -> npt.NDArray[np.int64]:
-        """A number for the letters and digits of each token: their sum is the same in whatever order they stand."""
+        """A number for each token's letters and digits; the sum of a text does not depend on their order."""
         return self._sums.take(tokens, mode="clip")
 
     def line_start(self, tokens: Tokens, place: int, most: int) -> int:
-        """Where the line of `place` begins, at most `most` tokens before it."""
+        """The start of the line of `place`, at most `most` tokens before it."""
         low = max(0, place - most)
         at = word_loops.nearest_break(tokens, low, place, self._breaks, 1)
         return low if at < 0 else at + 1
 
     def line_end(self, tokens: Tokens, place: int, most: int) -> int:
-        """The line break from `place` on, at most `most` tokens behind it."""
+        """The first line break from `place` on, at most `most` tokens after it."""
         high = min(len(tokens), place + most)
         at = word_loops.nearest_break(tokens, place, high, self._breaks, 0)
         return high if at < 0 else at
@@ -171,10 +171,9 @@ class Lexicon:
         return MESSAGE_BREAK in self.text(tokens)
 
     def rank(self, word: str) -> int:
-        """How rare a folded word is in any text: the id of its token, as vocabularies are made of frequent texts first.
+        """How rare a folded word is in any text: the id of its token, because vocabularies begin with frequent texts.
 
-        A word of several tokens is rarer than any token. So is a number or a single letter, which has a low id
-        whatever it stands for.
+        A word of several tokens, a number and a single letter are rarer than any token.
         """
         known = self._ranks.get(word)
         if known is None:
@@ -184,9 +183,9 @@ class Lexicon:
         return known
 
     def words(self, tokens: Tokens, start: int, end: int) -> dict[str, None]:
-        """The folded words that have a part in `[start, end)` of `tokens`, in order.
+        """The folded words that overlap `[start, end)` of `tokens`, in order.
 
-        Words that signs join are one, and also each by itself where it has letters: a part of a number says nothing.
+        Words joined by signs count as one word, and those with letters also by themselves.
         """
         end, book = min(end, len(tokens)), self._book
         if start >= end:
@@ -200,10 +199,10 @@ class Lexicon:
         return {text[begin:stop]: None for begin, stop in zip(bounds, bounds, strict=True)}
 
     def find(self, words: Iterable[str], tokens: Tokens, *, rare: Iterable[str] = ()) -> dict[str, list[int]] | None:
-        """For each of the folded `words` the places of its first token, ascending; inside longer words it is not found.
+        """For each of the folded `words` the places of its first token, ascending; parts of longer words do not count.
 
-        Words of `rare` are looked for too, but not found where they are frequent. Cost O(len(tokens)) once, then
-        O(places where one of the words may begin); `None` where these are too many.
+        Words of `rare` get places only if they are not frequent in `tokens`. Cost O(len(tokens)), and O(places where
+        one of the words may begin); `None` if these are too many.
         """
         common, uncommon = dict.fromkeys(words), dict.fromkeys(rare)
         asked = [*common, *(word for word in uncommon if word not in common)]
@@ -231,7 +230,7 @@ class Lexicon:
         return {word: found[start:end] for word, (start, end) in zip(asked, pairwise(bounds), strict=True)}
 
     def _written(self, word: str) -> _Written:
-        """How a word is written. A number never stands alone, because signs beside it may be part of it."""
+        """How a word is written. A number is never `WHOLE`, because signs beside it may be part of it."""
         known = self._ways.get(word)
         if known is None:
             pairs = [
@@ -258,7 +257,7 @@ def _remember(known: dict[str, _V], word: str, value: _V) -> None:
 
 
 def _append(known: npt.NDArray[_T], added: list[Any]) -> npt.NDArray[_T]:
-    """`added` in front of the last entry, which is that of a token without text."""
+    """`known` with `added` before its last entry, that of a token without text."""
     return np.concatenate([known[:-1], np.array(added, dtype=known.dtype), known[-1:]])
 
 
@@ -272,7 +271,7 @@ def _without_signs(text: str) -> str:
 
 
 def _lay_out(places: npt.NDArray[np.int32], texts: list[str]) -> npt.NDArray[np.int32]:
-    """Where the texts begin that stand one after the other, with `texts` added; no text is the last one."""
+    """The offsets of concatenated texts, with `texts` added; the last one is the empty text."""
     ends = places[-1] + np.cumsum([*map(len, texts)])
     return np.concatenate([places[:-1], ends, ends[-1:]]).astype(np.int32)
 

@@ -1,9 +1,9 @@
-"""What of a prompt is likely to have drawn on a changed field: the places that name it.
+"""Finds the parts of a prompt that are likely to depend on a changed field: those that name it.
 
-While a prompt is prefilled, the model writes what follows from a field into the rows behind it: mostly where the value
-is named again, in the first tokens behind the field, and at the end of the prompt (Programmable KV, arXiv:2606.17107).
-Where nothing names a word, or where a denial was put in, what follows may be said in any words: all behind it is
-computed. The rule was found on one set of templates and is judged on others (bench/results/study/changed-fields.md).
+Rows after a field depend on its value mostly where the value is named again, in the first tokens after the field, and
+at the end of the prompt (Programmable KV, arXiv:2606.17107). If no text names the value, or a negation was inserted,
+any later text may depend on it, and all of it is computed. The rule was found on one set of templates and tested on
+others (bench/results/study/changed-fields.md).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.spans import Span, holds, merge_spans
 from sglang_pic.core.tokens import Tokens
 
-# Of a field the rarest words name it; a word that stands in more places than this says little by itself. So many of
-# the words that are rarest in any text are looked for.
+# A field is identified by its rarest words; words with more than `_MOST_PLACES` occurrences are ignored. At most
+# `_MOST_LOOKED_FOR` words, the rarest in any text, are looked for.
 _MOST_WORDS = 4
 _MOST_LOOKED_FOR = 12
 _PLACES_OF_VALUE = 6
 _FEW_WORDS = 2
 _MOST_PLACES = 8
-# So many words on both sides of the value are its label; what is computed from each of them on.
+# Words to both sides of the value that are its label, and the tokens computed from each of them on.
 _LABEL_LEFT, _LABEL_RIGHT = 6, 3
 _LABEL_BEHIND = 3
-# The field's line is looked at so far on both sides of the value.
+# How far the field's line is read to both sides of the value.
 _LINE_TOKENS = 24
 _WORD_BEGINS = 2
-# A frequent word of the value counts where a word of the label is that near.
+# A frequent word of the value counts if a word of the label is that near.
 _NEAR_TOKENS = 24
-# Behind more changed fields than these stands another record, and a value that nothing names is one of many.
+# With more changed fields the text is another record, where a value that no text names is one of many.
 _FEW_FIELDS = 2
-# Words that say whether the rest of their clause is true; in English alone.
+# English words that can negate or limit the rest of their clause.
 _GRAMMAR = frozenset(
     re.findall(
         "[a-z]+",
@@ -51,33 +51,33 @@ _GRAMMAR = frozenset(
 
 
 class _Place(NamedTuple):
-    """What the prompt has where a field changed."""
+    """A changed field in the prompt."""
 
     value: dict[str, None]
     """The words of the new value."""
     label: list[str]
-    """The words of its line that are next to it."""
+    """The words next to it on its line."""
 
 
 class _Names(NamedTuple):
     """The words that name a field."""
 
     sides: tuple[list[str], list[str]]
-    """In the old value only, in the new one only; all words of both where they are the same."""
+    """Words of the old value only, and of the new value only; all words of both if these are the same."""
     label: list[str]
 
 
 class Mentions(NamedTuple):
-    """Where one changed field is named in the prompt, behind the first field."""
+    """Where the prompt names one changed field, after the first field."""
 
     named_from: int
-    """The first place that names a value; the prompt's end where nothing does."""
+    """The first place that names a value; the prompt's end if there is none."""
     spans: list[Span]
-    """What is computed around the places, ascending."""
+    """Spans to compute, ascending."""
 
 
 def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon) -> list[Mentions] | None:
-    """Find what names each of `fields`, which are one or more; `None` where that would take too long to tell."""
+    """The mentions of each of `fields`, one or more; `None` if finding them would take too long."""
     places: dict[Span, _Place] = {}
     for field in fields:
         if field.new not in places:
@@ -85,10 +85,10 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     names = [_names(field, places[field.new], tokens, lexicon) for field in fields]
     first = min(field.new[1] for field in fields)
     behind = tokens[first:]
-    # A frequent word tells something only where a value has few words.
+    # A frequent word identifies a value only if the value has few words.
     short = {word: None for each in names for side in each.sides if len(side) <= _FEW_WORDS for word in side}
     rare = {word: None for each in names for side in (*each.sides, each.label) for word in side if word not in short}
-    # A field's own words, which may begin a little before what differs, are no mention of it.
+    # A field's own words, which may begin a little before the difference, are no mention.
     own = merge_spans((start - first - _WORD_BEGINS, end - first) for start, end in places)
     places_of = lexicon.find(short, behind, rare=rare)
     if places_of is None:
@@ -114,14 +114,14 @@ def _mentions(
     names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon, is_said_otherwise: bool
 ) -> Named:
     label = sorted(place for word in _rarest(names.label, found, lexicon) for place in found[word])
-    words = _telling(names.sides, found, lexicon)
+    words = _identifying(names.sides, found, lexicon)
     places = {place for word in words for place in found[word]}
     everywhere: list[int] = []
     for side in names.sides:
         if not any(word in words for word in side):
             near = {place for word in side for place in _near(found[word], label)}
             places.update(near)
-            # Nothing tells which of the places is meant.
+            # Any of the places may be meant.
             everywhere += [] if near or len(side) > _FEW_WORDS else [at for word in side for at in found[word][:1]]
     if is_said_otherwise:
         everywhere = [0]
@@ -140,9 +140,9 @@ def _mentions(
 def _is_said_otherwise(
     field: Difference, names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon
 ) -> bool:
-    """Whether what follows from a value is said in other words: it is a word or two, and no text names one of them.
+    """Whether later text may depend on the value in other words: both values are a word or two that no text names.
 
-    Not where both values begin with a capital: a name is a label of its own, and little follows from another one.
+    False if both values begin with a capital: little follows from another name.
     """
     words = [[word for word in side if word not in _GRAMMAR] for side in names.sides]
     if not any(words):
@@ -178,22 +178,22 @@ def _unusual(words: list[str], lexicon: Lexicon) -> list[str]:
     return sorted(words, key=lexicon.rank, reverse=True)[:_MOST_LOOKED_FOR]
 
 
-def _telling(sides: tuple[list[str], list[str]], found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
-    """The rarest word of each value, and further ones as long as all of them stand in few places."""
+def _identifying(sides: tuple[list[str], list[str]], found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
+    """The rarest word of each value, and further ones while all of them together have few places."""
     ranked = [_rarest(side, found, lexicon) for side in sides]
-    told = list(dict.fromkeys(word for side in ranked for word in side[:1]))
-    num_places = sum(len(found[word]) for word in told)
+    chosen = list(dict.fromkeys(word for side in ranked for word in side[:1]))
+    num_places = sum(len(found[word]) for word in chosen)
     for word in _rarest([word for side in ranked for word in side], found, lexicon):
-        if word not in told and num_places + len(found[word]) <= _PLACES_OF_VALUE:
-            told.append(word)
+        if word not in chosen and num_places + len(found[word]) <= _PLACES_OF_VALUE:
+            chosen.append(word)
             num_places += len(found[word])
-    return told
+    return chosen
 
 
 def _rarest(words: Sequence[str], found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
-    """The words that stand in the fewest places, and of those the ones that are rarest in any text."""
-    told = [word for word in dict.fromkeys(words) if 0 < len(found[word]) <= _MOST_PLACES]
-    return sorted(told, key=lambda word: (len(found[word]), -lexicon.rank(word)))[:_MOST_WORDS]
+    """The words with the fewest places, and among equals those that are rarest in any text."""
+    few = [word for word in dict.fromkeys(words) if 0 < len(found[word]) <= _MOST_PLACES]
+    return sorted(few, key=lambda word: (len(found[word]), -lexicon.rank(word)))[:_MOST_WORDS]
 
 
 def _outside(places: list[int], spans: list[Span]) -> list[int]:
@@ -201,6 +201,6 @@ def _outside(places: list[int], spans: list[Span]) -> list[int]:
 
 
 def _near(places: list[int], others: list[int]) -> Iterator[int]:
-    """Which of the ascending `places` are near one of the others."""
+    """The ascending `places` that are near one of `others`."""
     for other in others:
         yield from places[bisect_left(places, other - _NEAR_TOKENS) : bisect_right(places, other + _NEAR_TOKENS)]

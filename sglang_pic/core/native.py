@@ -1,4 +1,4 @@
-"""Compiles the inner loops of plans with numba; the same functions serve uncompiled where numba is missing."""
+"""Compiles the inner loops of plans with numba; without numba the same functions run as Python."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _parameters: dict[str, str] = {}
 
 
 def loop(parameters: str = "") -> Callable[[F], F]:
-    """Have `load_loops` compile a function, which is to be called by position and as an attribute of its module.
+    """Mark a function for `load_loops`; call it as an attribute of its module, with positional arguments.
 
     Args:
         parameters: the types of its parameters, a letter each: an array of int32 (`t`), int64 (`q`), uint32 (`u`) or
             uint8 (`b`), which may be read-only; an array of int32 that is written to (`w`); an integer (`i`); the
-            arrays of a `Book` (`B`) or of `Asked` (`A`). None for a function that only other loops call.
+            arrays of a `Book` (`B`) or of `Asked` (`A`). Empty for a function that only other loops call.
     """
 
     def mark(function: F) -> F:
@@ -46,11 +46,10 @@ def loop(parameters: str = "") -> Callable[[F], F]:
 
 @functools.cache
 def load_loops() -> bool:
-    """Compile all loops, or read them from numba's cache; False where they serve uncompiled.
+    """Compile all loops, or load them from numba's cache; False if they run as Python.
 
-    A server calls this when it starts, so that no request waits; elsewhere the first call of a loop does it. numba's
-    cache lies in `NUMBA_CACHE_DIR` where that is set, else in `__pycache__` beside the loops or, where that is
-    read-only, in the user's cache folder.
+    A server calls this at start-up, so that no request waits; elsewhere the first call of a loop does. numba's cache is
+    in `NUMBA_CACHE_DIR`, else in `__pycache__` beside the loops or, if that is read-only, in the user's cache folder.
 
     Raises:
         ValueError: the environment variable `SGLANG_PIC_LOOPS` is neither `auto` nor `python`.
@@ -73,7 +72,7 @@ def load_loops() -> bool:
 
 
 def _compiler() -> Callable[[FunctionType, str], Callable[..., Any]]:
-    """Compiles a function whose parameters are of the types that the letters stand for.
+    """A compiler of functions whose parameters have the types that the letters name.
 
     Raises:
         ImportError: there is no numba.

@@ -1,4 +1,4 @@
-"""Token paths under which the radix tree holds a donor's rows."""
+"""Token paths under which the radix tree has a donor's rows."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import numpy as np
 from sglang_pic.core.tokens import Tokens, common_len
 from sglang_pic.core.trie import Node
 
-# What looking at a node on the way to the root costs, in tokens compared; and how many tokens of a path are copied at
-# the cost of comparing one.
+# The cost of visiting a node, in tokens compared; and how many tokens are copied at the cost of comparing one.
 _WORK_PER_NODE = 4
 _COPIED_TOKENS = 64
 
 
 class Path:
-    """A token path from position 0 under which the tree holds a donor's rows, as far as a resolver said; immutable.
+    """A token path from position 0 on which a donor's rows are; immutable. It may be longer than the donor needs.
 
-    It may go on beyond the donor. Within one plan equal paths are one object, and the runs that lie on one path share
-    it, so that a resolver may keep locks by path.
+    Within one plan equal paths are one object that all runs on it share, so a resolver may keep locks by path.
     """
 
     __slots__ = ("_end", "_hash", "_joined", "_parts", "namespace")
@@ -30,7 +28,7 @@ class Path:
         self._end = sum(map(len, parts))
         # Looked up several times for each run.
         self._hash = hash((namespace, self._end, int(parts[-1][-1])))
-        # As many leading parts as were asked for: the path may go on far beyond.
+        # Only as many leading parts as were asked for: the path may be much longer.
         self._joined = self._parts[0]
         self._joined.flags.writeable = False
 
@@ -64,7 +62,7 @@ class Path:
 
 
 class PlanPaths:
-    """The paths that one plan uses; nodes on one path share it, so that a conversation is joined and resolved once.
+    """The paths of one plan; nodes on one path share it, so that a conversation is joined and resolved once.
 
     Args:
         tokens: the prompt.
@@ -79,10 +77,9 @@ class PlanPaths:
         """Cost so far, in tokens compared."""
 
     def through(self, node: Node) -> Path:
-        """A path through `node`.
+        """A path through `node` and on along the newest children.
 
-        It goes on below, along the newest children: in a tree of pages the last token of a node is resident only
-        together with what follows it in its page.
+        In a tree of pages the last token of a node is resident only together with the rest of its page.
         """
         path = self._by_serial.get(node.serial)
         if path is None:
@@ -97,7 +94,7 @@ class PlanPaths:
         return path
 
     def is_exact(self, start: int, shift: int, path: Path) -> bool:
-        """Whether rows from `start` on were computed after the very tokens that stand before it in the prompt."""
+        """Whether the rows from `start` on were computed after exactly the tokens before `start` in the prompt."""
         if shift != 0:
             return False
         if path not in self._equal_lens:

@@ -1,7 +1,4 @@
-"""The plan of one request as a value: prefix, runs and gaps.
-
-A plan stays valid as a value whatever happens to the index that made it.
-"""
+"""The plan of one request as a value: prefix, runs and gaps. It does not change with the index that made it."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from sglang_pic.core.steps import PositionSteps
 
 
 class Reason(Enum):
-    """A reason that a metric counts; a member is a label and a sentence. The planner's are in `DropReason`."""
+    """A reason that a metric counts: a label and a sentence. The planner's are in `DropReason`."""
 
     description: str
 
@@ -55,12 +52,12 @@ class DropReason(Reason):
 
 
 class Context(Enum):
-    """How the text before a donor differs from the text before its run; the worst that holds."""
+    """How the text before a donor differs from the text before its run; the worst of several."""
 
     SAME = "same"
-    """It does not: the rows were computed behind the very tokens that stand before the run."""
+    """It does not: the rows were computed after exactly the tokens before the run."""
     MOVED = "moved"
-    """Text stands elsewhere, is missing or was added, but no field has another value."""
+    """Text was moved, removed or added, but no field has another value."""
     CHANGED = "changed"
     """A field has another value: a small difference between equal flanks."""
     OTHER = "other"
@@ -68,32 +65,31 @@ class Context(Enum):
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What prefill passes cost on one machine and model, in microseconds.
+    """Costs of prefill passes on one machine and model, in microseconds.
 
-    A pass over `n` tokens takes `max(floor_us, n * computed_token_us)`: many tokens wait for arithmetic, few for
-    launches or for the weights.
+    A pass over `n` tokens takes `max(floor_us, n * computed_token_us)`: short passes wait for launches or weights.
     """
 
     computed_token_us: float
-    """A computed token, where there are many."""
+    """A computed token in a long pass."""
     spliced_token_us: float
     fetched_token_us: float = 0.0
-    """What a spliced token costs more if its rows are on the host."""
+    """Added to a spliced token whose rows are on the host."""
     gap_us: float
-    """A gap more in a pass, with nothing before it."""
+    """A further gap in a pass, at position 0."""
     gap_context_us: float = 0.0
-    """What it takes more for each token before it, which its attention reads again."""
+    """Added to a gap for each token before it, which its attention reads."""
     gap_token_us: float = 0.0
-    """A computed token where there are many and any has gaps, if that is more: with MLA the whole pass is absorbed."""
+    """A computed token in a long pass with gaps, if that is more: with MLA the whole pass is absorbed."""
     request_us: float = 0.0
-    """Laying out a pass with gaps and starting its copy, whatever it computes."""
+    """Laying out a pass with gaps and starting its copy."""
     floor_us: float = 0.0
     """The shortest pass without gaps."""
     gap_floor_us: float = 0.0
-    """The shortest pass with gaps, less `request_us`, where that is more than `floor_us`: without a captured graph."""
+    """The shortest pass with gaps, less `request_us`, if that is more than `floor_us`: it has no captured graph."""
 
     def saves(self, num_tokens: int, gap_start: int | None) -> float:
-        """What splicing `num_tokens` more saves in a pass that stays long, less the gap that it adds, if any."""
+        """The time that splicing `num_tokens` more saves in a long pass, less that of a gap at `gap_start`, if any."""
         gap_us = 0.0 if gap_start is None else self.gap_us + gap_start * self.gap_context_us
         return num_tokens * (self.computed_token_us - self.spliced_token_us) - gap_us
 
@@ -106,14 +102,14 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         num_before: int = 0,
         num_fetched: int = 0,
     ) -> float:
-        """What a request saves as a whole; 0 and less where computing all of it is as quick.
+        """The time that splicing saves a whole request; 0 or less if computing all of it takes no longer.
 
         Args:
             num_computed: tokens that it computes in any case.
-            num_spliced: tokens that it splices, or computes.
-            gap_starts: where the gaps begin that splicing adds to the one that every request has.
-            num_before: tokens that others compute in the same pass.
-            num_fetched: of the spliced tokens, those whose rows are on the host.
+            num_spliced: tokens that it would splice.
+            gap_starts: starts of the gaps after the first one.
+            num_before: tokens that other requests compute in the same pass.
+            num_fetched: spliced tokens whose rows are on the host.
         """
         least = num_before + num_computed
         whole = max(self.floor_us, self.computed_token_us * (least + num_spliced))
@@ -123,16 +119,16 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return whole - rest - moved_us - gaps_us - self.request_us
 
     def shortest_run(self, num_tokens: int) -> int | None:
-        """The fewest tokens worth splicing alone in a prompt of `num_tokens`, where the run adds a gap at its end.
+        """The length of the shortest run worth splicing in a prompt of `num_tokens`, if it adds a gap at its end.
 
-        `None` where no run of that prompt is.
+        `None` if no run is.
         """
 
         def saves(num_spliced: int) -> bool:
             computed = num_tokens - num_spliced
             return self.request_saves(num_computed=computed, num_spliced=num_spliced, gap_starts=[num_tokens]) > 0
 
-        # A longer run saves more until its pass is as short as passes get.
+        # A longer run saves more until its pass is the shortest possible.
         floor_us = max(self.floor_us, self.gap_floor_us)
         fewest = int(floor_us / self.computed_token_us) if self.computed_token_us > 0 else 0
         longest = max(1, num_tokens - max(1, fewest))
@@ -142,7 +138,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request may change."""
+    """Settings of one request."""
 
     policy: ReusePolicy | None = None
     """The index's own policy if left out."""
@@ -156,28 +152,26 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_before: Annotated[int, Range(0, 1 << 40)] = 0
     """Tokens that other requests compute in the same pass."""
     pinned_len: Callable[[Path], int] | None = None
-    """How many leading tokens of a donor's path are pinned, if this request wants pinned rows spliced wherever they
-    stand: the context rule does not hold for them."""
+    """How many leading tokens of a donor's path are pinned; given if the context rule does not apply to pinned rows."""
 
     num_to_fetch: Callable[[Path, int, int], int] | None = None
-    """How many rows of a span of a donor's path, which was resolved up to its end, have to be fetched from the host."""
+    """How many rows of a span of a donor's path, resolved up to its end, are on the host."""
     missing: Callable[[Path, int, int], Sequence[Span]] | None = None
-    """The parts of such a span, ascending, whose rows some layers lack: those with sliding windows, in a pool of their
-    own. `None` where every layer has all rows."""
+    """The parts of such a span, ascending, that a pool of sliding-window layers lacks; `None` without such a pool."""
     steps: tuple[PositionSteps, ...] = ()
-    """Of the model, by which it scales or cuts its attention: a row stays within its step of each."""
+    """Steps by which the model scales or cuts its attention; no row is moved to another step."""
 
     whole: tuple[Span, ...] = ()
-    """Spans of the prompt, ascending and disjoint, that a run holds whole or not at all: images."""
+    """Spans of the prompt, ascending and disjoint, that a run contains completely or not at all: images."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A span of the prompt that is spliced from one donor; seams are already left out of it.
+    """A span of the prompt that is spliced from one donor.
 
-    `seam_len` tokens directly before `target_start` equal the donor's too, but are computed.
+    The `seam_len` tokens before `target_start`, its seam, equal the donor's too, but are computed.
     """
 
     target_start: int
@@ -187,7 +181,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seam_len: int
     context: Context = Context.SAME
     generation: int = 0
-    """Changed fields that the rows have behind them where they are spliced; fields that nothing names do not count."""
+    """Changed fields that the spliced rows depend on; fields that no text names do not count."""
 
     @property
     def donor_end(self) -> int:
@@ -218,9 +212,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     runs: tuple[Run, ...] = ()
     dropped: dict[DropReason, int] = {}
     changed_fields: tuple[Span, ...] = ()
-    """Fields that have another value in the context of a run's donor; an empty span where the value was removed."""
+    """Fields that have another value in the context of a run's donor; empty spans for removed values."""
     guarded: tuple[Span, ...] = ()
-    """What is computed because of a changed field, and would have been spliced otherwise."""
+    """Spans that are computed because of a changed field instead of spliced."""
 
     @property
     def gaps(self) -> tuple[Span, ...]:
@@ -231,17 +225,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def added_gap_starts(self) -> list[int]:
-        """Where the gaps begin beside the one that a request without runs has."""
+        """The starts of the gaps after the first one."""
         return [start for start, _ in self.gaps[1:]]
 
     @property
     def num_spliced(self) -> int:
-        """Tokens that runs cover."""
+        """Spliced tokens."""
         return sum(run.num_tokens for run in self.runs)
 
     @property
     def num_behind_change(self) -> int:
-        """Tokens that runs behind a changed field cover."""
+        """Tokens spliced after a changed field."""
         return sum(run.num_tokens for run in self.runs if run.context is Context.CHANGED)
 
     @property
@@ -251,20 +245,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def num_computed(self) -> int:
-        """Tokens that gaps cover."""
+        """Computed tokens."""
         return self.end - self.prefix_len - self.num_spliced
 
     def cut(self, budget: int, *, page_size: int = 1, whole: Sequence[Span] = ()) -> int:
-        """The furthest place to end a prefill chunk of at most `budget` computed tokens.
+        """The last position where a prefill chunk of at most `budget` computed tokens may end.
 
         Args:
             budget: computed tokens that are left; less than 1 counts as 1.
             page_size: inside the prompt a chunk ends on a multiple of this.
-            whole: as in `PlanOptions`; a chunk ends before such a span, if it is spliced, and not inside.
+            whole: as in `PlanOptions`; a chunk does not end inside such a span if it is spliced.
 
         Returns:
-            A position in `(prefix_len, end]`: `end` itself where everything fits, and at least one page in any case,
-            so that a request makes progress.
+            A position in `(prefix_len, end]`: `end` if everything fits, and at least one page, for progress.
         """
         if self.num_computed <= budget:
             return self.end
@@ -285,10 +278,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return aligned if aligned > self.prefix_len else min(self.end, self.prefix_len + page_size)
 
     def clip(self, end: int, whole: Sequence[Span] = ()) -> Plan:
-        """The plan of `[prefix_len, end)`: a run may end early, and the last token of what is left is computed.
-
-        None ends inside a span of `whole`, as in `PlanOptions`.
-        """
+        """The plan cut at `end`, whose last token is computed; no run ends inside a span of `whole` (`PlanOptions`)."""
         runs = []
         for run in self.runs:
             _, stop = whole_part(whole, run.target_start, min(run.target_end, end - 1))

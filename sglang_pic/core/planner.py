@@ -1,9 +1,9 @@
-"""Chooses the runs of one prompt: few, long, each proved equal token by token.
+"""Chooses the runs of one prompt: few, long, each compared token by token.
 
-The prompt is scanned from left to right for places where a known chunk may end, at any alignment. A chunk whose name is
-equal gives places in the trie, and from each the equal span is grown in both directions, down whichever branch of the
-trie equals the prompt. The best span wins, and the search goes on after it. Tokens compared are proportional to the
-tokens covered, times the donors of a chunk; a budget holds in any case.
+The prompt is scanned from left to right for places where a known chunk may end, at any alignment. For each donor of a
+chunk with an equal hash, the equal span is grown in both directions along the branch of the trie that equals the
+prompt. The best span becomes a run, and the search goes on after it. Tokens compared are proportional to the tokens
+covered, times the donors of a chunk, and limited by a budget.
 """
 
 from __future__ import annotations
@@ -30,36 +30,34 @@ from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
 
 Resolver = Callable[[Path, int], int]
-"""`resolve(path, end)`: how many leading tokens of `path` have rows in the tree, looking no further than `end`.
+"""`resolve(path, end)`: how many leading tokens of `path`, at most to the end of `end`'s page, have rows in the tree.
 
-Where the tree holds pages, no further than the page of the token before `end`. It must hold on to what it found: within
-one plan an answer never takes back an earlier one. It must not call the index.
+It must lock the rows that it finds until the plan ends, and must not call the index.
 """
 
-# Tokens before a span that are compared to choose between donors, and to leave out a seam.
+# Tokens before a span that are compared to choose between donors, and to decide whether it needs a seam.
 _CONTEXT_TOKENS = 16
-# Candidates are compared over at most this many times the tokens of the prompt, plus a constant for short ones.
+# Most tokens compared: a multiple of the prompt's tokens, and a constant.
 _WORK_FACTOR = 32
 _WORK_FLOOR = 1 << 16
 # The prompt is scanned in blocks, so that the inside of a long run need not be scanned.
 _BLOCK_TOKENS = 16384
-# What looking at a donor costs beside the tokens it shares, asking for the donors of an ending, and naming a span, in
-# tokens compared (about 20 ns each).
+# Costs of a donor, of looking up an ending, and of hashing a chunk, in tokens compared (about 20 ns each).
 _WORK_PER_DONOR = 64
 _WORK_PER_ENDING = 16
 _WORK_PER_NAME = 8
-# A node more that a comparison goes over.
+# Cost of a further node in a comparison.
 _WORK_PER_STEP = 16
-# So far beside an equal span the prompt's text is looked for at its shift.
+# Contexts are compared at the shift of an equal span so far before and after it.
 _BESIDE_TOKENS = 256
-# Tokens of a donor's context that are looked for in the prompt at the cost of comparing one.
+# Tokens of a donor's context that are compared at the cost of one other token.
 _CONTEXT_PER_WORK = 16
 
 
 class _Candidate(NamedTuple):
-    """An equal span `[start, end)` of the prompt, whose last token lies in `node` at `end - shift - 1`.
+    """A span `[start, end)` of the prompt that equals `[start - shift, end - shift)` of the path to `node`.
 
-    `context_len` tokens before `start` equal the donor's too, but cannot be spliced from it, or are served already.
+    `context_len` tokens before `start` are equal too, but not eligible, or in the prefix or another run.
     """
 
     start: int
@@ -71,10 +69,10 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What holds for every run of one plan."""
+    """Limits of every run of one plan."""
 
     stop: int
-    """Runs end here: the last token is computed, and all from the first wanted logprob on."""
+    """Runs end here: the last token, and all from the first wanted logprob on, are computed."""
     sink: int
     seam: int
     min_run: int
@@ -82,19 +80,19 @@ class _Limits:
 
 
 class Planner:
-    """One planning of one prompt; made, used once, thrown away.
+    """Plans one prompt; used once.
 
     Args:
         policy: which runs are taken.
-        options: what else the request limits; its own policy is not looked at.
+        options: the request's limits; their `policy` is ignored.
         trie: the paths of the prompt's namespace.
         donors: the donors on them.
         lexicon: the texts of the tokens, for the guard of changed fields.
         tokens: the prompt.
-        prefix_len: what the tree matched exactly.
-        resolve: asked for every run before it is chosen.
+        prefix_len: length of the tree's exact match.
+        resolve: called for every run before it is chosen.
         forget: `forget(node, position)` drops the path to `node` from `position` on.
-        row_lookahead: tokens behind a row that it depends on: so many at the end of an equal span are computed.
+        row_lookahead: tokens after a row that it depends on: so many at the end of an equal span are computed.
     """
 
     def __init__(
@@ -125,24 +123,24 @@ class Planner:
         )
         self._context = ContextRule(policy, last)
         self._guard = Guard(policy, trie=trie, tokens=tokens, lexicon=lexicon, cost=options.cost)
-        # Up to here tokens are served, by the prefix or a run.
+        # The end of the prefix or of the last run.
         self._served = prefix_len
         self._dropped: Counter[DropReason] = Counter()
         self._used: list[Node] = []
-        # The equal spans so far, with what stands beside them: text at one shift is one of them.
+        # The equal spans so far and the text beside them, merged where the shift is the same.
         self._moved: list[Moved] = []
         self._paths = PlanPaths(tokens)
-        # (serial of a node, shift) -> end of an equal span that is not worth a run; its other chunks lead to it too.
+        # (serial of a node, shift) -> end of an equal span that is not worth a run: its other chunks are skipped.
         self._short: dict[tuple[int, int], int] = {}
         self._work = -_WORK_PER_STEP * trie.num_steps
 
     @property
     def work(self) -> int:
-        """Tokens compared so far, and what else was done in their cost."""
+        """Cost so far, in tokens compared."""
         return self._work + _WORK_PER_STEP * self._trie.num_steps + self._paths.work + self._guard.work
 
     def plan(self) -> Plan:
-        """Choose the runs. Cost O(tokens behind the prefix) in any case."""
+        """The plan. Cost O(tokens after the prefix) in any case."""
         guarded = self._guard.protect(self._collect())
         runs = self._holding_whole(self._within_limits(guarded.runs))
         self._trie.touch(self._used)
@@ -173,7 +171,7 @@ class Planner:
         return saved_us > 0
 
     def _num_to_fetch(self, run: Run) -> int:
-        """How many rows of a run that was resolved are on the host."""
+        """How many rows of a resolved run are on the host."""
         asked = self._options.num_to_fetch
         return 0 if asked is None else asked(run.donor, run.donor_start, run.donor_end)
 
@@ -205,14 +203,14 @@ class Planner:
         return runs
 
     def _is_vain(self, chunk_end: int) -> bool:
-        """Whether so many donors did not fit that none behind a chunk that ends here is looked at."""
+        """Whether the context rule is exhausted for chunks that end here."""
         rule = self._context
         return chunk_end <= rule.far_end and rule.is_far_exhausted and self._options.pinned_len is None
 
     def _choose(self, ending: int, data: memoryview, chunk_end: int, shift: int | None) -> Run | None:
-        """The best run through the chunk that ends at `chunk_end`, resolved; None if there is none worth it."""
-        # A path that turns out to be shorter in the tree is shortened in the trie, and the choice made again: each
-        # round but the last removes something, and rounds are bounded.
+        """The best run that covers the chunk ending at `chunk_end`, resolved; None if none is worth it."""
+        # If a path is shorter in the tree, it is shortened in the trie, and another run is chosen: each round but the
+        # last removes something, and rounds are bounded.
         for _ in range(self._donors.max_per_name + 1):
             donors, num_named = self._donors.ending_at(ending, data, chunk_end)
             self._work += _WORK_PER_DONOR + _WORK_PER_NAME * num_named
@@ -242,7 +240,7 @@ class Planner:
         return None
 
     def _whole(self, run: Run) -> Run | None:
-        """The first part of a resolved run whose rows are there and right in all layers; None, counted, if none is."""
+        """The first part of a resolved run that all layers have rows of; None, counted, if it is too short."""
         asked = self._options.missing
         holes = () if asked is None else asked(run.donor, run.donor_start, run.donor_end)
         all_steps = self._options.steps
@@ -266,7 +264,7 @@ class Planner:
         return None
 
     def _best(self, donors: Sequence[int], chunk_end: int, shift: int | None) -> _Candidate | None:
-        """The longest of the spans that are worth a run, or one nearly as long that fits its place better."""
+        """The longest equal span worth a run, or one nearly as long whose context fits better."""
         candidates = []
         for donor in donors:
             grown = self._grow(donor, chunk_end)
@@ -287,14 +285,14 @@ class Planner:
             return None
         if len(candidates) == 1:
             return candidates[0]
-        # Rows that were computed under the same values come first, however short they are.
+        # Rows computed after the same values are preferred at any length.
         unchanged = [found for found in candidates if not self._guard.is_changed(found.node, found.start, found.shift)]
         candidates = unchanged or candidates
         longest = max(found.end - found.start for found in candidates)
-        # Of spans nearly as long, the one at the last run's shift is best, then the one with the longer equal context.
+        # Among spans nearly as long: the last run's shift first, then the longer equal context.
         tolerated = longest - min(self._limits.min_run, longest // 8)
         near = [found for found in candidates if found.end - found.start >= tolerated]
-        # `max` keeps the first of equals, which is the freshest.
+        # `max` returns the first of equals: the freshest.
         return max(
             near,
             key=lambda found: (
@@ -306,7 +304,7 @@ class Planner:
         )
 
     def _grow(self, donor: int, chunk_end: int) -> _Candidate | None:
-        """The equal, eligible span around the donor's chunk, clipped to what is left; None if too short."""
+        """The equal, eligible span around the donor's chunk, after the last run; None if too short."""
         node, shift = self._donors.node(donor), chunk_end - self._donors.end(donor)
         if chunk_end <= self._short.get((node.serial, shift), 0) or self._is_short(node, chunk_end, shift):
             return None
@@ -324,7 +322,7 @@ class Planner:
         return _Candidate(start, end, shift, node, start - context_start) if start < end else None
 
     def _is_short(self, node: Node, chunk_end: int, shift: int) -> bool:
-        """Whether fewer than `min_run` tokens around the chunk's end are equal, by one comparison; may miss some."""
+        """Whether fewer than `min_run` tokens around the chunk's end are equal; False also if one node cannot say."""
         min_run, offset = self._limits.min_run, shift + node.start
         low, high, stop = chunk_end - min_run, chunk_end + min_run, offset + len(node.tokens)
         # Called for most places of a scan: conditions cost half as much as `max` and `min`.
@@ -345,13 +343,13 @@ class Planner:
         return True
 
     def _fit(self, found: _Candidate, last_shift: int | None) -> _Candidate | None:
-        """The span as far as the context rule lets its rows be spliced; None where nothing worth a copy is left."""
+        """The part of the span that the context rule lets be spliced; None if too little."""
         rule = self._context
         pinned_end = self._pinned_end(found)
         if found.start < rule.far_end and pinned_end < min(found.end, rule.far_end):
             start = self._far_start(found)
             if start == rule.far_end or found.end - start < self._limits.seam + self._limits.min_spliced:
-                # What is near of the run goes with it: its donor has read something else.
+                # The rest of the run, near the end, is dropped too: its donor's context is another one.
                 return None
             found = found._replace(start=start)
         if found.end <= rule.near_start:
@@ -361,7 +359,7 @@ class Planner:
             at = max(found.start, rule.near_start)
             self._work += at // _CONTEXT_PER_WORK
             context = self._paths.through(found.node).tokens(at - found.shift)
-            # The donor's tokens are looked for where they stood, and where this run or the one before it moves them.
+            # Contexts are compared at shift 0, and at the shifts of this run and the one before it.
             misfit = compare_contexts(context, self._tokens[:at], {0, found.shift, last_shift or 0})
             end = max(end, rule.reach(found.end, misfit, at))
         if end == found.end:
@@ -371,10 +369,10 @@ class Planner:
         return found._replace(end=end, node=_node_before(found.node, end - found.shift))
 
     def _far_start(self, found: _Candidate) -> int:
-        """From where on the span's rows may be spliced: its donor has read enough of what stands before, in order."""
+        """The first position of the span whose donor's context has enough of the text before it, in order."""
         rule, start = self._context, found.start
         num_unseen = found.shift
-        # A context that is too short need not be read.
+        # A context that is too short need not be compared.
         if not rule.is_too_much(num_unseen, start):
             self._work += start // _CONTEXT_PER_WORK
             context = self._paths.through(found.node).tokens(start - found.shift)
@@ -383,7 +381,7 @@ class Planner:
         return rule.far_start(start, found.end, num_unseen)
 
     def _in_order(self, found: _Candidate) -> list[Moved]:
-        """The equal spans before a run that stand before its donor in the same order, from the last one back."""
+        """The equal spans before a run that are before its donor in the same order, from the last one back."""
         kept, end = [], found.start - found.shift
         for moved in reversed(self._moved):
             start, stop = moved.start + _BESIDE_TOKENS - moved.shift, moved.end - _BESIDE_TOKENS - moved.shift
@@ -393,7 +391,7 @@ class Planner:
         return kept
 
     def _note_moved(self, found: _Candidate) -> None:
-        """Note an equal span, whether or not it is spliced: later contexts are compared at its shift there."""
+        """Record an equal span, spliced or not: later contexts are compared at its shift there."""
         moved = Moved(found.start - _BESIDE_TOKENS, found.end + _BESIDE_TOKENS, found.shift)
         last = self._moved[-1] if self._moved else None
         if last is not None and last.shift == moved.shift and moved.start <= last.end:
@@ -402,14 +400,14 @@ class Planner:
             self._moved.append(moved)
 
     def _pinned_end(self, found: _Candidate) -> int:
-        """Up to where the span's rows are pinned and the request wants them wherever they stand."""
+        """The end of the span's pinned rows if the context rule does not apply to them; else 0."""
         pinned_len = self._options.pinned_len
         if pinned_len is None:
             return 0
         return min(found.end, pinned_len(self._paths.through(found.node)) + found.shift)
 
     def _is_long_enough(self, found: _Candidate) -> bool:
-        """Whether the equal span is worth a run, counting what is equal beside the part that may be spliced."""
+        """Whether the equal span, with the equal tokens beside it that may not be spliced, has `min_run` tokens."""
         num_tokens = found.end - found.start
         missing = self._limits.min_run - num_tokens
         if missing <= 0:
@@ -424,7 +422,7 @@ class Planner:
         return end - found.end >= missing
 
     def _make_run(self, found: _Candidate) -> Run | None:
-        """The run of a candidate with its seam taken off, or None, counted, where that is not worth it."""
+        """The run of a candidate after its seam, or None, counted, if it is not worth it."""
         path = self._paths.through(found.node)
         seam = 0 if self._needs_no_seam(found, path) else self._limits.seam
         start, end = found.start + seam, found.end - self._row_lookahead
@@ -438,7 +436,7 @@ class Planner:
         return Run(target_start=start, target_end=end, donor_start=start - found.shift, donor=path, seam_len=seam)
 
     def _is_worth_fetching(self, run: Run) -> bool:
-        """Whether the run saves more than fetching its rows from the host costs, counting a run that is not."""
+        """Whether the run saves more than fetching its rows from the host costs; counted if not."""
         cost = self._options.cost
         num_rows = 0 if cost is None else self._num_to_fetch(run)
         if cost is None or not num_rows:
@@ -450,13 +448,13 @@ class Planner:
         return False
 
     def _needs_no_seam(self, found: _Candidate, path: Path) -> bool:
-        """Whether the span's first rows were computed after the tokens that stand before it here."""
-        # Nothing is computed between it and what is served before it, and the donor saw the same there.
+        """Whether the span's first rows were computed after the same tokens as before it here."""
+        # It directly follows the prefix or a run, and the donor's context is equal there.
         follows = found.start == self._served and found.context_len >= _CONTEXT_TOKENS
         return follows or self._paths.is_exact(found.start, found.shift, path)
 
     def _within_limits(self, runs: list[Run]) -> list[Run]:
-        """The runs without those that are more, or make more gaps, than the request may have."""
+        """The runs that the request's limits on runs and gaps allow."""
         max_runs, max_gaps, limits = self._options.max_runs, self._options.max_gaps, self._limits
         if max_runs is not None and len(runs) > max_runs:
             self._dropped[DropReason.MAX_RUNS] += len(runs) - max_runs
@@ -471,7 +469,7 @@ class Planner:
         return runs
 
     def _holding_whole(self, runs: list[Run]) -> list[Run]:
-        """The runs, each holding what must stay whole as a whole, with a seam where a run before it ends earlier."""
+        """The runs, cut so that each image is inside one run or in none, with seams where a run before them was cut."""
         limits, whole = self._limits, self._options.whole
         if not whole:
             return runs
@@ -482,7 +480,7 @@ class Planner:
         return runs
 
     def _is_given_up(self, ending: int, chunk_end: int) -> bool:
-        """Whether every chunk that ends like this lies in a span that was found not to be worth a run."""
+        """Whether every donor of this ending leads to a span that is not worth a run."""
         if not self._short:
             return False
         self._work += _WORK_PER_ENDING
@@ -497,9 +495,9 @@ class Planner:
         self._dropped[DropReason.SINK if at_sink else DropReason.BELOW_MIN_RUN] += 1
 
     def _give_up(self, found: _Candidate) -> None:
-        """Note that the span is not worth a run, wherever a chunk of it ends."""
+        """Skip the span's other chunks: it is not worth a run."""
         node, first = found.node, found.start - found.shift
-        # A span that is cut off where runs must end is all that chunks further on lead to as well.
+        # A span that reaches the end of all runs is all that its later chunks lead to as well.
         end = found.end if found.end < self._limits.stop else self._end
         while node.parent is not None and node.end > first:
             self._short[node.serial, found.shift] = end
@@ -507,7 +505,7 @@ class Planner:
 
 
 def _node_before(node: Node, end: int) -> Node:
-    """The node on the path to `node` that holds the token before `end`."""
+    """The node on the path to `node` with the token before `end`."""
     while node.start >= end:
         assert node.parent is not None
         node = node.parent

@@ -36,8 +36,8 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # At least 97 in 100 of what repeats in windows of 64 can be recovered on every recorded set; shorter runs bring
     # little more and cost agreement.
     min_run_tokens: Annotated[int, Range(1, _MAX_LENGTH), "Shortest equal span that is a run."] = 64
-    # What lay between two donors' runs is a donor too, in pieces: a text put together from many contexts answers worse
-    # than one that is computed once and then taken whole.
+    # Gaps between runs become donors too: a text pieced together from many contexts answers worse than one that is
+    # computed once and then spliced whole.
     min_spliced_tokens: Annotated[
         int,
         Range(1, _MAX_LENGTH),

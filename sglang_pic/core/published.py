@@ -1,7 +1,4 @@
-"""Which rows of a path are published as computed, spliced or approximate, and with how many changed fields before them.
-
-The server and the census publish by these rules.
-"""
+"""The rules by which server and census publish rows as computed, spliced or approximate, and with which generation."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from sglang_pic.core.spans import Span, intersect_spans
 class Published(NamedTuple):
     """The origin of a path's rows in the radix tree, by position.
 
-    Positions that are neither computed nor spliced keep what was known of them; unknown ones are not donors.
+    Other positions stay as they were marked before; unmarked ones are not donors.
     """
 
     computed: Sequence[Span] = ()
-    """The request computed these rows at their positions. Their chunks become donors."""
+    """Rows that the request computed at their positions. Their chunks become donors."""
     spliced: Sequence[Span] = ()
-    """These rows came from a splice: they are not donors from now on, also where `computed` has them too."""
+    """Spliced rows. They are not donors, also where `computed` has them too."""
     approximate: Sequence[Span] = ()
-    """These rows are spliced, or were computed behind spliced rows, wherever those are. May leave `spliced` out."""
+    """Spliced rows, and rows computed after spliced ones. May leave out those of `spliced`."""
     generations: Sequence[tuple[int, int]] = ()
-    """`(position, number)`: the rows from this position on depend on rows with so many changed fields before them."""
+    """`(position, number)`: the rows from this position on depend on so many changed fields."""
 
 
 def rows_of_request(
@@ -38,19 +35,19 @@ def rows_of_request(
     generations: Sequence[tuple[int, int]],
     adopted_again: Sequence[Span] = (),
 ) -> Published | None:
-    """What a request publishes of its row when the radix tree has taken it over.
+    """The rows that a request publishes after the radix tree has inserted it.
 
-    Only rows that the tree adopted count. Where another request's rows were there first, ours were freed as duplicates.
+    Only rows that the tree adopted count; duplicates of rows that it already had were freed.
 
     Args:
-        path_len: tokens of the row.
-        adopted_from: the tree has had the rows before this position.
-        matched_len: the request's exact prefix match; it neither computed nor spliced these rows.
-        prefix: what is known of the rows of that match.
-        spliced: spans of the row that hold spliced rows, ascending.
-        generations: where each of them begins, and how many changed fields its rows have before them.
-        adopted_again: spans before `adopted_from` of which the tree had rows on the host only, and took ours for the
-            device. Both copies may be read: our spliced rows are not donors, our computed ones stay what they were.
+        path_len: tokens of the request.
+        adopted_from: first position whose row the tree adopted.
+        matched_len: length of the request's exact prefix match, whose rows it neither computed nor spliced.
+        prefix: exactness of the rows of that match.
+        spliced: the request's spliced spans, ascending.
+        generations: start and generation of each of them.
+        adopted_again: spans before `adopted_from` that the tree had on the host only and adopted for the device. Both
+            copies may be read: spliced rows are not donors, computed rows stay as they were marked.
 
     Returns:
         The rows; None where the tree adopted none.
@@ -60,10 +57,10 @@ def rows_of_request(
     adopted = [span for span in adopted_again if span[1] > matched_len] + computed
     if not adopted:
         return None
-    # NOTE: a row that was computed behind spliced ones is approximate, although the tree may have another request's
-    # computed rows in their place.
+    # NOTE: a row computed after spliced ones is approximate, although the tree may have another request's computed rows
+    # at their positions.
     behind = prefix.approximate(spliced, path_len)
-    # Before `first` the tree may have cleaner rows of another request: ours were computed behind our own.
+    # Before `first` the tree may have cleaner rows of another request; ours depend on our own.
     first = max(matched_len, adopted[0][0])
     return Published(
         computed,
@@ -74,10 +71,10 @@ def rows_of_request(
 
 
 def rows_from_store(start: int, end: int, exact_end: int, max_generation: int) -> Published:
-    """What is published of the rows `[start, end)` of a path that came from a store.
+    """The rows to publish of `[start, end)` of a path that was loaded from a store.
 
-    Other servers computed those before `exact_end`, at their positions. The rest is spliced, or behind spliced rows, or
-    its server had forgotten which: approximate rows that are not donors, with `max_generation` changed fields.
+    Rows before `exact_end` were computed by other servers at their positions. The others are published as approximate,
+    with generation `max_generation`, and are not donors.
     """
     first = max(start, min(exact_end, end))
     behind = [(first, end)] if first < end else []

@@ -1,6 +1,6 @@
-"""Declares settings by annotations: `Annotated[int, Range(0, 64), "What it is."]`, the bounds and the description.
+"""Declares settings by annotations with bounds and a description: `Annotated[int, Range(0, 64), "What it is."]`.
 
-`check` refuses values out of bounds. `settings_of` lists what is declared, for help texts and the reference page.
+`check` refuses values out of bounds. `settings_of` lists settings, for help texts and the reference page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
     default: Any
     description: str
     range: Range | None = None
-    """`None` where the type says what is allowed."""
+    """`None` if the type alone says which values are allowed."""
 
     @property
     def short_name(self) -> str:
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words; empty where the type does not list it."""
+        """The allowed values, in words; empty if the type does not list them."""
         if get_origin(self.kind) is Literal:
             return f"one of {', '.join(map(str, get_args(self.kind)))}"
         if self.range is None:
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
         return f"{number} {bounds}"
 
     def allows(self, value: object) -> bool:
-        """Whether `value` is allowed; `None` is where it is the default."""
+        """Whether `value` is allowed; `None` is if it is the default."""
         if get_origin(self.kind) is Literal:
             return value in get_args(self.kind)
         if self.range is None or (value is None and self.default is None):
@@ -78,10 +78,10 @@ def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
 
 
 def check(struct: msgspec.Struct, **ranges: Range) -> None:
-    """Refuse a struct with a setting out of its declared bounds, or of `ranges` where these name it.
+    """Refuse settings out of their bounds; `ranges` replace declared bounds.
 
     Raises:
-        ConfigError: naming the setting, its value and what is allowed.
+        ConfigError: it names the setting, its value and the allowed values.
     """
     for name, declared in settings_of(type(struct)).items():
         setting = declared._replace(range=ranges[name]) if name in ranges else declared

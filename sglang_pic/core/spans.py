@@ -46,13 +46,13 @@ def subtract_spans(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
 
 
 def holds(spans: Sequence[Span], position: int) -> bool:
-    """Whether one of `spans`, ascending and disjoint, holds `position`. Cost O(log(len(spans)))."""
+    """Whether one of `spans`, ascending and disjoint, contains `position`. Cost O(log(len(spans)))."""
     i = bisect_right(spans, (position, _FAR)) - 1
     return i >= 0 and position < spans[i][1]
 
 
 def whole_part(spans: Sequence[Span], start: int, end: int) -> Span:
-    """The part of `[start, end)` that begins and ends inside none of `spans`, ascending and disjoint; may be empty."""
+    """`[start, end)` shortened to begin and end inside none of `spans`, ascending and disjoint; may be empty."""
     before, after = (spans[i] if (i := bisect_right(spans, (at, -1)) - 1) >= 0 else (at, at) for at in (start, end))
     first = before[1] if start < before[1] else start
     return first, max(first, after[0] if end < after[1] else end)

@@ -1,8 +1,7 @@
-"""Steps of positions: within one of them, rows depend on the distances between tokens alone.
+"""Steps of positions by which a model scales or cuts its attention; rows can only be moved within their step.
 
-A model may scale its attention by steps, or cut it there: a token of Llama-4 attends to its own chunk of 8,192 tokens.
-Rows that were cut from other text than they are at their new place are far off: a tiny model with chunks of 64 was .02
-nats off when text moved by 256 tokens, .24 by 263 and .42 by 288, and .5 when its keys were not turned.
+A token of Llama-4 attends to its own chunk of 8,192 tokens. A tiny model with chunks of 64 was .02 nats off when text
+moved by 256 tokens, .24 by 263, .42 by 288, and .5 when its keys were not rotated.
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ from sglang_pic.core.spans import Span
 
 
 class PositionSteps(NamedTuple):
-    """`length` positions in a row that a model treats alike.
-
-    Position `p` is in step `(p + offset) // length`.
-    """
+    """Steps of `length` positions; position `p` is in step `(p + offset) // length`."""
 
     length: int
     offset: int = 0
@@ -27,12 +23,12 @@ class PositionSteps(NamedTuple):
         return self.length - self.offset
 
     def crossed(self, start: int, end: int, shift: int) -> list[Span]:
-        """The parts of `[start, end)`, ascending, whose positions are in another step `shift` positions on."""
+        """The parts of `[start, end)`, ascending, that a shift moves to another step."""
         width = abs(shift)
         if width >= self.length:
             return [(start, end)]
         parts = []
-        # A position crosses within `width` in front of a step's begin, or behind it on the way back.
+        # Positions cross within `width` before a step's start, or after it for a negative shift.
         before = width if shift > 0 else 0
         begin = (start + self.offset) // self.length * self.length - self.offset
         while begin - before < end:

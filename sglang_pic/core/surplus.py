@@ -1,4 +1,4 @@
-"""Takes runs out of a plan that has more of them, or more gaps, than a request may have."""
+"""Removes runs from a plan with more runs or gaps than a request may have."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sglang_pic.core.spans import Span, whole_part
 
 
 def limit_runs(runs: list[Run], most: int) -> list[Run]:
-    """The longest runs, in order; of equally short ones the later ones go."""
+    """The `most` longest runs, in order; the earlier one of equals."""
     longest = sorted(runs, key=lambda run: -run.num_tokens)[:most]
     return sorted(longest, key=lambda run: run.target_start)
 
 
 def limit_gaps(runs: list[Run], most: int) -> list[Run]:
-    """The longest stretches of adjoining runs, in order: each one adds a gap, and one is left in any case."""
+    """The longest stretches of adjoining runs that make at most `most` gaps, in order; each stretch adds one."""
     stretches: list[list[Run]] = []
     for run in runs:
         if stretches and stretches[-1][-1].target_end == run.target_start:
@@ -30,7 +30,7 @@ def limit_gaps(runs: list[Run], most: int) -> list[Run]:
 
 
 def hold_whole(runs: list[Run], whole: Sequence[Span], min_spliced: int) -> list[Run]:
-    """What of the runs begins and ends inside no span of `whole`; what is shorter than `min_spliced` then goes."""
+    """The runs, shortened to begin and end inside no span of `whole`, without those shorter than `min_spliced` then."""
     held: list[Run] = []
     for run in runs:
         start, end = whole_part(whole, run.target_start, run.target_end)
@@ -47,14 +47,14 @@ def hold_whole(runs: list[Run], whole: Sequence[Span], min_spliced: int) -> list
 
 
 def repair_seams(runs: list[Run], served: int, seam: int, min_spliced: int, paths: PlanPaths) -> list[Run]:
-    """Give a run a seam where it had none because of a run before it that has been taken out.
+    """The runs with a seam for each that had none because of a removed run before it.
 
     Args:
         runs: in order.
         served: where the exact prefix ends.
         seam: tokens of a seam.
-        min_spliced: fewest tokens of a run behind its seam; shorter runs are taken out too.
-        paths: says which runs need no seam whatever stands before them.
+        min_spliced: fewest tokens of a run after its seam; shorter runs are removed.
+        paths: says which runs are exact and need no seam.
     """
     repaired: list[Run] = []
     for each in runs:

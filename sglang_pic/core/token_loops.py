@@ -25,7 +25,7 @@ _STEP = 16
 
 @loop("titii")
 def equal_from(left: Ints, left_at: int, right: Ints, right_at: int, limit: int) -> int:
-    """How many tokens are equal from the two places on, of at most `limit`."""
+    """How many tokens from the two places on are equal, at most `limit`."""
     one, other = left[left_at : left_at + limit], right[right_at : right_at + limit]
     at = 0
     while at + _STEP <= limit:
@@ -42,7 +42,7 @@ def equal_from(left: Ints, left_at: int, right: Ints, right_at: int, limit: int)
 
 @loop("titii")
 def equal_before(left: Ints, left_end: int, right: Ints, right_end: int, limit: int) -> int:
-    """How many tokens are equal directly before the two places, of at most `limit`."""
+    """How many tokens directly before the two places are equal, at most `limit`."""
     one, other = left[left_end - limit : left_end], right[right_end - limit : right_end]
     at = limit
     while at >= _STEP:
@@ -65,10 +65,10 @@ def equal_around(left: Ints, left_at: int, right: Ints, right_at: int, before: i
 
 @loop("ttqi")
 def find_flank(old: Ints, new: Ints, probes: Longs, flank_len: int) -> tuple[int, int]:
-    """The first of `probes` for which the `flank_len` tokens that end so far before the end of `old` stand in `new`.
+    """Find the `flank_len` tokens that end `probe` tokens before the end of `old` in `new`, for the first such probe.
 
     Returns:
-        The probe, and the last place in `new` where they stand; (0, -1) where none does.
+        The probe, and the last place of the tokens in `new`; (0, -1) if no probe has any.
     """
     for probe in probes:
         skipped = int(probe)
@@ -84,7 +84,7 @@ def find_flank(old: Ints, new: Ints, probes: Longs, flank_len: int) -> tuple[int
 
 @loop()
 def _note_equal(left: Ints, right: Ints, left_known: Bytes, right_known: Bytes, num: int) -> None:
-    """Set what is known of the first `num` tokens that are equal."""
+    """Set the flags of those of the first `num` tokens that are equal."""
     for i in range(num):
         left_known[i] |= left[i] == right[i]
     for i in range(num):
@@ -93,12 +93,12 @@ def _note_equal(left: Ints, right: Ints, left_known: Bytes, right_known: Bytes, 
 
 @loop("ttq")
 def count_misfits(context: Ints, here: Ints, moved: Longs) -> tuple[int, int]:
-    """How many tokens of each of the two have no equal; `here[start:end]` is looked for `shift` further back.
+    """How many tokens of `context`, and of `here`, have no equal token in the other.
 
     Args:
-        context: a donor's.
+        context: a donor's context.
         here: the text before a run.
-        moved: starts, ends and shifts in turn.
+        moved: `start, end, shift` of each comparison of `here[start:end]` with `context` from `start - shift` on.
     """
     known, seen = np.zeros(len(context), np.uint8), np.zeros(len(here), np.uint8)
     for i in range(0, len(moved), 3):
@@ -112,9 +112,9 @@ def count_misfits(context: Ints, here: Ints, moved: Longs) -> tuple[int, int]:
 # --- Endings of chunks ---
 
 ENDING_LEN = 8
-"""Tokens of an ending. No chunk that is looked up is shorter."""
+"""Tokens of an ending; shorter chunks are not looked up."""
 
-# So many hashes at a time stay in the nearest cache.
+# So many hashes at a time fit into the nearest cache.
 _BLOCK = 1024
 # The five primes of xxHash32: odd, so that multiplication loses nothing, with bits well spread.
 _TOKEN, _STEP_1, _STEP_2, _STEP_4, _FINAL = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1

@@ -15,7 +15,7 @@ Tokens = npt.NDArray[np.int32]
 TOKEN_BYTES = 4
 
 MEDIA_FROM = 1 << 30
-"""From here on ids stand for media, which have no text; a vocabulary's own are smaller."""
+"""Ids from here on are media, which have no text; a vocabulary's own are smaller."""
 
 
 def as_tokens(ids: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
@@ -24,12 +24,16 @@ def as_tokens(ids: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
 
 
 def hold_media(tokens: Tokens) -> bool:
-    """Whether any of `tokens` stands for media."""
+    """Whether any of `tokens` is media."""
     return bool((tokens >= MEDIA_FROM).any())
 
 
 def require_tokens(tokens: Tokens) -> None:
-    """Refuse arrays whose bytes are not those of `as_tokens`: their keys would never match."""
+    """Refuse arrays of another layout than those of `as_tokens`: their hashes would never match.
+
+    Raises:
+        ValueError: the array is not 1-D contiguous int32.
+    """
     if tokens.dtype != np.dtype("<i4") or tokens.ndim != 1 or not tokens.flags.c_contiguous:
         raise ValueError(
             f"tokens: {tokens.dtype} of shape {tokens.shape}: must be 1-D contiguous int32; use as_tokens."

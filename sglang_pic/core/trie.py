@@ -1,7 +1,6 @@
-"""The token paths of one namespace, each stored once however many paths begin with it.
+"""The token paths of one namespace in a radix trie, with the positions that are *eligible* to be donors.
 
-The trie knows which tokens are *eligible*: computed by their own request at their own position, so that their rows may
-be donated.
+A position is eligible if its own request computed its row there.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from sglang_pic.core.tokens import Tokens
 class Node:
     """Tokens `[start, end)` of every path through it; the unit of eviction.
 
-    `parent` is None for a root, and for a node that has been removed. `eligible` are absolute positions, ascending,
-    disjoint, not touching, and so are `approximate`: rows that are known to be spliced, or computed behind such rows.
-    `donors` belongs to the donor table: the donors whose last token lies here. `generations` are `(position, number)`,
-    both ascending: rows from the position on have at least so many changed fields behind them. `num_pins` counts the
-    pinned paths through it.
+    `parent` is None for a root and for a removed node. `eligible` and `approximate` (spliced rows, and rows computed
+    after them) are absolute positions, ascending, disjoint, not touching. `donors` belongs to the donor table: the
+    donors whose last token is here. `generations` are `(position, number)`, both ascending: rows from the position on
+    depend on at least so many changed fields. `num_pins` counts the pinned paths through the node.
     """
 
     __slots__ = (
@@ -62,7 +60,7 @@ class Node:
         return self.start + len(self.tokens)
 
     def eligible_around(self, position: int) -> Span | None:
-        """The eligible span that holds `position`, if one does."""
+        """The eligible span with `position`, if there is one."""
         spans = self.eligible
         if len(spans) == 1:
             span = spans[0]
@@ -71,14 +69,14 @@ class Node:
         return spans[i] if i >= 0 and position < spans[i][1] else None
 
     def generation(self, end: int) -> int:
-        """The changed fields that rows of this node before position `end` have behind them, as far as it says."""
+        """The highest generation in this node before position `end`; 0 if it has none."""
         if not self.generations:
             return 0
         steps = bisect_left(self.generations, (end, 0))
         return self.generations[steps - 1][1] if steps else 0
 
     def add_generation(self, position: int, number: int) -> None:
-        """Rows from `position` on have at least `number` changed fields behind them; what this implies is left out."""
+        """Raise the generation of the rows from `position` on to at least `number`."""
         if number > self.generation(position + 1):
             steps = [step for step in self.generations if step[0] < position or step[1] > number]
             insort(steps, (position, number))
@@ -99,9 +97,10 @@ class Trie:
     """A radix trie over token ids.
 
     Args:
-        namespace: what the paths belong to.
+        namespace: the namespace of the paths.
         ages: every node but the roots, oldest first; shared by all tries of an index. A parent is always younger than
             its children, so the oldest is a leaf.
+        serials: gives each node a number of its own.
     """
 
     def __init__(self, namespace: Hashable, ages: OrderedDict[int, Node], serials: Iterable[int]) -> None:
@@ -110,24 +109,24 @@ class Trie:
         self._serials = iter(serials)
         self.root = Node(self, -1, None, 0, np.empty(0, dtype="<i4"))
         self.num_steps = 0
-        """Nodes that comparisons have gone over; for the work of plans."""
+        """Nodes visited by comparisons, for the cost of plans."""
 
     def walk(self, tokens: Tokens) -> tuple[Node, int]:
-        """The deepest node on the path of `tokens`, and how many leading tokens are stored."""
+        """The deepest node on the path `tokens`, and how many leading tokens are stored."""
         return equal_end(self.root, 0, 0, tokens, len(tokens), ANY)
 
     def append(self, parent: Node, tokens: Tokens) -> Node:
-        """A child of `parent` that holds a copy of `tokens`; `parent` must not have one with the same first token."""
+        """Add a child with a copy of `tokens`; `parent` must not have one with the same first token."""
         child = Node(self, next(self._serials), parent, parent.end, tokens.copy())
         parent.children[int(tokens[0])] = child
         self._ages[child.serial] = child
         return child
 
     def split(self, node: Node, position: int) -> Node:
-        """Cut `node` in two; it keeps `[start, position)`, the lower part, which is returned, gets the rest.
+        """Cut `node` at `position`: it keeps the upper part; returns the new lower part.
 
-        The caller moves the donors. NOTE: the lower part becomes the youngest; before anything is evicted the caller
-        removes it or touches the path, because every node is to be younger than its children.
+        The caller moves the donors. NOTE: the lower part becomes the youngest node; before anything is evicted the
+        caller must remove it or touch the path, because every node must be younger than its children.
         """
         head = position - node.start
         lower = Node(self, next(self._serials), node, position, node.tokens[head:].copy())
@@ -147,7 +146,7 @@ class Trie:
         return lower
 
     def remove(self, leaf: Node) -> None:
-        """Take out a node without children; removing its donors is the caller's."""
+        """Remove a node without children; the caller removes its donors."""
         assert not leaf.children, "only a leaf can be removed"
         assert leaf.parent is not None, "a root cannot be removed"
         del leaf.parent.children[int(leaf.tokens[0])]
@@ -155,7 +154,7 @@ class Trie:
         leaf.parent = None
 
     def touch(self, nodes: Iterable[Node]) -> None:
-        """Make the paths to `nodes` the youngest, ancestors younger than their descendants; removed ones are left.
+        """Make the paths to `nodes` the youngest, ancestors younger than their descendants; ignores removed nodes.
 
         Cost O(n log n) in the distinct nodes of all paths.
         """
@@ -170,7 +169,7 @@ class Trie:
 
 
 def tokens_before(node: Node, end: int, length: int) -> Tokens:
-    """The `length` tokens before position `end` of the path to `node`; there must be as many."""
+    """The `length` tokens before position `end` of the path to `node`; `length` must not exceed `end`."""
     parts: list[Tokens] = []
     at = end
     while at > end - length:
@@ -185,7 +184,7 @@ def tokens_before(node: Node, end: int, length: int) -> Tokens:
 
 
 def tokens_between(node: Node, start: int, end: int) -> Tokens:
-    """`[start, end)` of a path through `node`: behind it of the first branch, and less where that is shorter."""
+    """Tokens `[start, end)` of the path through `node` and its first branches; fewer if that is shorter."""
     while node.end < end and node.children:
         node = next(iter(node.children.values()))
     end = max(start, min(end, node.end))
@@ -193,7 +192,7 @@ def tokens_between(node: Node, start: int, end: int) -> Tokens:
 
 
 class Rows(IntEnum):
-    """Which tokens of a path an equal span may cover."""
+    """Tokens of a path that an equal span may cover: any, or the eligible ones."""
 
     ANY = 0
     ELIGIBLE = 1
@@ -205,11 +204,11 @@ ELIGIBLE: Final = Rows.ELIGIBLE
 
 
 def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows: Rows) -> tuple[Node, int, bool]:
-    """Where the span of `tokens` begins that ends at `end` and stands on the path to `node`, `shift` tokens earlier.
+    """The start of the longest span of `tokens` that ends at `end` and equals the path to `node`, `shift` earlier.
 
     Returns:
-        The node of the token before the span, or of its first one; a position from `low` on; and whether the span
-        begins there because the token before it differs.
+        The node of the token before the span, or of its first token; the start, at least `low`; and whether the token
+        before it differs.
     """
     at = end
     while at > low:
@@ -231,12 +230,10 @@ def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows
 
 
 def equal_end(node: Node, start: int, shift: int, tokens: Tokens, stop: int, rows: Rows) -> tuple[Node, int]:
-    """Where the span of `tokens` ends that begins at `start` and stands on a path through `node`, `shift` earlier.
-
-    Of the branches below `node` it follows the one that equals `tokens`.
+    """The end of the longest span of `tokens` that begins at `start` and equals a path through `node`, `shift` earlier.
 
     Returns:
-        The node of the last token, and a position up to `stop`.
+        The node of the last token, and the end, at most `stop`.
     """
     at = start
     while at < stop:

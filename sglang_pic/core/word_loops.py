@@ -1,7 +1,7 @@
 """The inner loops of the search for words, compiled by `native.py`.
 
-Texts are arrays of characters and of their kinds, one text after the other. NOTE: what a loop calls or reads is defined
-in its own file, because numba's cache is renewed when that file changes.
+Texts are concatenated in arrays of characters and of their kinds. NOTE: what a loop calls or reads is defined in its
+own file, because numba's cache is renewed when that file changes.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ Ints: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 ALNUM, DECIMAL, DIGIT, JOINT, IN_NUMBER = 1, 2, 4, 8, 16
-"""Kinds of a character, added up; a joint may stand between words that are one, and `IN_NUMBER` between digits."""
+"""Kinds of a character, added up; a joint may join words to one word, and `IN_NUMBER` digits to one number."""
 WHOLE: Final = -1
-"""In the place of a position: the token is the whole word."""
+"""Instead of a position: the token is the whole word."""
 
 SIGNED, STARTS, ENDS, OPEN, CLOSED = 1, 2, 4, 8, 16
-"""Marks of a token, added up: signs stand in front of its word; it starts, ends with a letter or digit; it has text
+"""Marks of a token, added up: it has signs before its word; it starts, ends with a letter or digit; it has text
 that starts, ends with no space."""
 
-# A token and the character behind it have one of so many numbers; few pairs share one.
+# Numbers of pairs of a token and the character after it; few pairs share one.
 _PAIRS = 1 << 16
-# A word whose tokens stand in more places is frequent.
+# A word whose tokens have more places is frequent.
 _FREQUENT = 32
 
 
 class Book(NamedTuple):
-    """What is known of each token of a vocabulary of `n` tokens; token `n` is one without text.
+    """Arrays by token of a vocabulary of `n` tokens; token `n` has no text.
 
     The text of a token begins at its entry of `..._at`, `[n + 2]`, and ends at the next one.
     """
 
     kinds: Bytes
-    """Of the characters of the texts."""
+    """The kinds of the texts' characters."""
     kinds_at: Ints
     folded: Ints
     """The characters of the folded texts."""
     folded_kinds: Bytes
     folded_at: Ints
     bare_len: Ints
-    """`[n + 1]`: how many characters of the folded text are left without the signs in front."""
+    """`[n + 1]`: length of the folded text without its leading signs."""
     signs_len: Ints
-    """`[n + 1]`: how many characters of the text stand before these."""
+    """`[n + 1]`: length of the leading signs."""
     first: Ints
-    """`[n + 1]`: the first character of the folded text; 0 where there is none."""
+    """`[n + 1]`: the first character of the folded text; 0 if there is none."""
     marks: Bytes
     """`[n + 1]`"""
 
 
 class Asked(NamedTuple):
-    """The words to look for, and the ways to write each: its first token, and where in the word that token's text ends.
+    """The words to look for, and the ways to write each: its first token, and where that token's text ends in the word.
 
     A word begins at its entry of `at`, `[num_words + 1]`, and ends at the next one.
     """
@@ -64,7 +64,7 @@ class Asked(NamedTuple):
     words: Ints
     at: Ints
     is_rare: Bytes
-    """`[num_words]`: whether the word is not found where it is frequent."""
+    """`[num_words]`: whether the word is ignored if it is frequent."""
     first: Bytes
     """`[num_words]`: the kinds of its first character."""
     last: Bytes
@@ -72,7 +72,7 @@ class Asked(NamedTuple):
     """`[num_ways]`: the number of the word."""
     way_tokens: Ints
     way_rests: Ints
-    """`[num_ways]`: where what follows the token begins in the word; or `WHOLE`."""
+    """`[num_ways]`: where the token's text ends in the word; or `WHOLE`."""
 
 
 # NOTE: what is called for every token of a prompt gets numbers: numba counts a reference to each array of a call.
@@ -80,26 +80,26 @@ class Asked(NamedTuple):
 
 @loop()
 def _known(token: int, num_known: int) -> int:
-    """The token; the one without text where it is unknown."""
+    """The token; `num_known`, which has no text, if it is unknown."""
     return token if 0 <= token < num_known else num_known
 
 
 @loop()
 def _token(tokens: Ints, place: int, num_known: int) -> int:
-    """The token at a place; the one without text where it is unknown, or beyond the ends."""
+    """The token at a place; `num_known` if it is unknown, or the place beyond the ends."""
     return _known(int(tokens[place]), num_known) if 0 <= place < len(tokens) else num_known
 
 
 @loop()
 def _are_joined(tokens: Ints, place: int, marks: Bytes) -> bool:
-    """Whether the tokens on both sides of a place have text, and no space parts them."""
+    """Whether the tokens on both sides of a place have text with no space between."""
     known = len(marks) - 1
     return marks[_token(tokens, place - 1, known)] & CLOSED != 0 and marks[_token(tokens, place, known)] & OPEN != 0
 
 
 @loop("tiibi")
 def nearest_break(tokens: Ints, start: int, end: int, breaks: Bytes, is_last: int) -> int:
-    """Where in `[start, end)` a token holds a line break, the last or the first one; -1 where none does."""
+    """The last or the first token of `[start, end)` with a line break; -1 if there is none."""
     known = len(breaks) - 1
     for step in range(end - start):
         place = end - 1 - step if is_last else start + step
@@ -110,7 +110,7 @@ def nearest_break(tokens: Ints, start: int, end: int, breaks: Bytes, is_last: in
 
 @loop()
 def _split(kinds: Bytes, low: int, high: int) -> Ints:
-    """The words of a text that reach into `[low, high)`, by the kinds of its characters and two zeros."""
+    """The words of a text that overlap `[low, high)`, from the kinds of its characters and two zeros."""
     spans, count, at, total = np.empty(4 * len(kinds), np.int32), 0, 0, len(kinds) - 2
     while at < total:
         start = at
@@ -136,11 +136,11 @@ def _split(kinds: Bytes, low: int, high: int) -> Ints:
 def word_spans(
     tokens: Ints, start: int, end: int, folded_at: Ints, folded_kinds: Bytes, marks: Bytes, most: int
 ) -> tuple[int, int, Ints]:
-    """The words that have a part in `[start, end)`: runs of letters and digits that single joints join.
+    """The words that overlap `[start, end)`: letters and digits, joined by single joints.
 
     Returns:
-        The first and the last token that they reach into, at most `most` beyond the span, and where each begins and
-        ends in the folded text of these tokens; behind each word the runs of letters in it.
+        The span of their tokens, at most `most` beyond the given one; and the start and end of each word in the folded
+        text of these tokens, followed by the runs of letters in it.
     """
     first, last, known = start, end, len(marks) - 1
     while first > 0 and start - first < most and _are_joined(tokens, first, marks):
@@ -165,7 +165,7 @@ def word_spans(
 
 @loop()
 def _goes_on(following: int, over_next: int, edge: int) -> bool:
-    """Whether a word with `edge` as its outermost character goes on in these: 500 does in 1,500 and in 500.5."""
+    """Whether these characters continue a word with `edge` as its outermost one, as in 1,500 and 500.5 for 500."""
     if following & ALNUM:
         return True
     return bool(edge & DIGIT and following & IN_NUMBER and over_next & DIGIT)
@@ -173,7 +173,7 @@ def _goes_on(following: int, over_next: int, edge: int) -> bool:
 
 @loop()
 def _ends_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book, most: int) -> bool:
-    """Whether the word stands from the token at `place` on, and does not go on behind its end."""
+    """Whether the text from the token at `place` on begins with the word, which ends there."""
     points, folded, kinds, folded_at, marks = asked.words, book.folded, book.folded_kinds, book.folded_at, book.marks
     base, word_len, length, following, over_next = asked.at[word], asked.at[word + 1] - asked.at[word], 0, 0, 0
     token, known, at = tokens[place], len(marks) - 1, place
@@ -197,7 +197,7 @@ def _ends_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book, m
 
 @loop()
 def _begins_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book) -> bool:
-    """Whether no part of the word stands before the signs of the token at `place`."""
+    """Whether the word does not begin before the signs of the token at `place`."""
     all_kinds, kinds_at, known = book.kinds, book.kinds_at, len(book.marks) - 1
     before = before_that = count = 0
     for at in range(place, max(-1, place - 3), -1):
@@ -226,7 +226,7 @@ def _pair(token: int, character: int) -> int:
 
 @loop()
 def _chain(heads: Ints, words: Ints, tokens: Ints, is_kept: Bools) -> Ints:
-    """Chain the ways of some words by their tokens: `heads` gets 1 + the last way, and the result has those before."""
+    """Link the ways with the same token: `heads` gets 1 + the last way; returns 1 + the way before each."""
     before = np.zeros(len(words), np.int32)
     for way in range(len(words)):
         if is_kept[words[way]]:
@@ -237,7 +237,7 @@ def _chain(heads: Ints, words: Ints, tokens: Ints, is_kept: Bools) -> Ints:
 
 @loop()
 def _places(tokens: Ints, heads: Ints) -> Ints:
-    """Where a token stands that may begin a word."""
+    """The places of tokens that may begin a word."""
     places, count = np.empty(len(tokens) + 1, np.int32), 0
     for at in range(len(tokens)):
         places[count] = at
@@ -249,7 +249,7 @@ def _places(tokens: Ints, heads: Ints) -> Ints:
 def _times(
     places: Ints, tokens: Ints, heads: Ints, before: Ints, words: Ints, is_all: Bools, num_words: int
 ) -> tuple[Ints, int]:
-    """How many tokens are the whole of each word; and how many ways all places have together."""
+    """For each word the tokens that are the whole word; and the number of ways at all places."""
     times, num_ways = np.zeros(num_words, np.int32), 0
     for place in places:
         way = heads[tokens[place]] - 1
@@ -262,7 +262,7 @@ def _times(
 
 @loop()
 def _following(asked: Asked, is_all: Bools, is_kept: Bools) -> Bools:
-    """By the number of a token and a character: whether a word that the token begins goes on with the character."""
+    """By `_pair`: whether a word that begins with the token continues with the character."""
     following = np.zeros(_PAIRS, np.bool_)
     for way in range(len(is_all)):
         word = asked.way_words[way]
@@ -273,7 +273,7 @@ def _following(asked: Asked, is_all: Bools, is_kept: Bools) -> Bools:
 
 @loop()
 def _by_word(words: Ints, places: Ints, num_words: int) -> tuple[Ints, Ints]:
-    """Ascending places of words, sorted by word, and where those of each word end."""
+    """Places sorted by word, ascending, and the end of each word's places among them."""
     ends = np.zeros(num_words, np.int32)
     for word in words:
         ends[word] += 1
@@ -301,7 +301,7 @@ def _search(
     most_tries: int,
     most: int,
 ) -> tuple[int, int]:
-    """Fill in the words that are found and their places, by place; how many, and how many tries it took."""
+    """Write the words found and their places to `found`, by place; returns their number, and that of tries."""
     found_words, found_places = found
     words, rests, points, at = asked.way_words, asked.way_rests, asked.words, asked.at
     marks, first, num_known = book.marks, book.first, len(heads)
@@ -348,18 +348,18 @@ def _search(
 def find_words(
     tokens: Ints, heads: Ints, asked_arrays: tuple[Any, ...], book_arrays: tuple[Any, ...], most_tries: int, most: int
 ) -> tuple[Ints, Ints, int]:
-    """The places of the words that are asked for.
+    """Find words in tokens.
 
     Args:
-        tokens: where.
-        heads: a zero for each token of the vocabulary; zeros again in the end.
-        asked_arrays: what is looked for, an `Asked` as a plain tuple, which numba takes several times faster.
-        book_arrays: the vocabulary, a `Book` likewise.
-        most_tries: with more tries the search ends.
-        most: tokens of one word at most.
+        tokens: the text.
+        heads: a zero for each token of the vocabulary; zeros again at the end.
+        asked_arrays: an `Asked` as a plain tuple, which numba takes several times faster.
+        book_arrays: a `Book` as a plain tuple.
+        most_tries: the search ends after more tries.
+        most: most tokens of one word.
 
     Returns:
-        The places of the words' first tokens, ascending for each word; where in them each word's end; and the tries.
+        The places of the words' first tokens, ascending for each word; the end of each word's places; and the tries.
     """
     asked, book = Asked(*asked_arrays), Book(*book_arrays)
     words, rests, by_token = asked.way_words, asked.way_rests, asked.way_tokens
