@@ -92,7 +92,7 @@ def test_a_rank_tells_what_it_computes(rank: Rank) -> None:
     assert rank.rows[10:20].tolist() == [row + 5 for row in range(150, 160)], "the rows are moved by then"
     rank.path._prepare(made := SimpleNamespace(), object, batch, rank.runner)  # type: ignore[arg-type]
     planned = getattr(made, forward._ATTRIBUTE)
-    assert planned.is_told
+    assert planned.is_ahead
     assert sum(planned.gap.computed_lens) == rank.told[0]
     assert rank.path.ahead(batch) is None
 
@@ -177,7 +177,7 @@ def test_a_pass_without_a_request_is_the_same_on_all_ranks(
     monkeypatch.setattr(sglang.srt.runtime_context, "get_parallel", lambda: parallel)
     monkeypatch.setattr(sglang.srt.utils.common, "require_mlp_tp_gather", lambda: num_ranks > 1)
     batch: Any = SimpleNamespace(input_ids=torch.zeros(7), batch_size=3)
-    gathered.tell_alike(batch, 7)
+    gathered.set_token_counts(batch, 7)
     assert batch.global_num_tokens_cpu == batch.global_num_tokens_gpu.tolist() == [7] * num_ranks
     assert batch.global_num_tokens_for_logprob_cpu == [3] * num_ranks
     assert batch.is_extend_in_batch

@@ -93,8 +93,8 @@ def test_headers_are_options_of_any_request() -> None:
         ([("x-pic-salt", "a b")], "header x-pic-salt='a b'"),
         ([("x-pic-salt", "\xe9")], "header x-pic-salt="),
         ([("x-pic-salt", "s" * 257)], "header x-pic-salt='sss"),
-        ([("x-pic-mode", "off"), ("x-request-id-pic-mode", "off")], "header x-pic-mode: is there 2 times"),
-        ([("x-pic-salt", "theirs"), ("x-pic-salt", "mine")], "header x-pic-salt: is there 2 times"),
+        ([("x-pic-mode", "off"), ("x-request-id-pic-mode", "off")], "header x-pic-mode: sent 2 times"),
+        ([("x-pic-salt", "theirs"), ("x-pic-salt", "mine")], "header x-pic-salt: sent 2 times"),
     ],
 )
 def test_bad_headers_are_named(headers: list[tuple[str, str]], named: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sglang_pic.adapter.probe.copies import to_device
-from sglang_pic.adapter.probe.gathered import tell_alike
+from sglang_pic.adapter.probe.gathered import set_token_counts
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, RunnerOutput
 from sglang_pic.errors import ContractError
 
@@ -134,4 +134,4 @@ def _prepare(runner: ModelRunner, batch: Any, lora_id: str | None) -> None:
     if info.enable_num_token_non_padded():
         batch.global_num_token_non_padded = torch.full((), num_tokens, dtype=torch.int32, device=runner.device)
     batch.global_num_token_non_padded_cpu = num_tokens
-    tell_alike(batch, num_tokens)
+    set_token_counts(batch, num_tokens)

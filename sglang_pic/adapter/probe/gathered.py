@@ -16,7 +16,7 @@ def gathers() -> bool:
     return bool(require_mlp_sync())
 
 
-def tell_alike(forward_batch: ForwardBatch, num_tokens: int) -> None:
+def set_token_counts(forward_batch: ForwardBatch, num_tokens: int) -> None:
     """Note on a batch made by hand that every rank computes `num_tokens` tokens; nothing where ranks gather none.
 
     SGLang's own batches bring what their ranks told each other.

@@ -1,11 +1,11 @@
 """The stations of a request on its way through the server, in order.
 
 frontend, options     HTTP 400 for bad options
-scheduler             gives the request its options, its namespace and a `state`
-admission             SGLang's `PrefillAdder`: plans the request, charges computed tokens only, counts in `accounting`
-planning, resolver    a plan (by `core`) and its locked donors, or a reason from `fallback`
-forward, gap_batch    moves donors' rows, unlocks them, computes the gaps; `dp_attention` moves rows earlier
-cache, publication    puts the row into the tree and makes donors of the computed chunks
+receive, modes        the request's options, its namespace and a `state`
+admission             SGLang's `PrefillAdder`: plans the request, charges computed tokens only, counts in `account`
+planning, resolve     a plan (by `core`) and its locked donors, or a reason from `fallback`
+forward, gap_batch    copies donors' rows, unlocks them, computes the gaps
+tree, publish         insert the rows into the tree, and make donors of the computed chunks
 
-Beside the way: `faults` counts exceptions, `pins` keeps prompts under a name, `auditor` is the audit's interface.
+Beside the way: `faults` counts exceptions, `feature` is the protocol of features.
 """

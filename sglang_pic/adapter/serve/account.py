@@ -1,7 +1,7 @@
 """Counts the tokens of every admitted request, and exports the counts as metrics.
 
-`prompt = prefix + chunk + computed` holds for every admitted request; tokens that a retracted request computes again
-are not counted.
+For every admitted request `prompt = prefix + chunk + computed`. Tokens that a retracted request computes again are not
+counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SPLICED_TOKENS: Final = Metric(
     label="context",
     values={
         Context.SAME.value: "The text is the same.",
-        Context.MOVED.value: "Text stands elsewhere, is missing or was added; no field has another value.",
+        Context.MOVED.value: "Text was moved, removed or added; no field has another value.",
         Context.CHANGED.value: "A field has another value.",
         Context.OTHER.value: "Most of it is another text.",
     },
@@ -50,56 +50,54 @@ FETCHED_TOKENS: Final = Metric(
 STORED_TOKENS: Final = Metric(
     "sglang:pic_stored_tokens_total",
     MetricKind.COUNTER,
-    "Of the tokens of sglang:pic_fetched_tokens_total, those whose rows were brought to the host from HiCache's store "
-    "for that request.",
+    "Of the tokens of sglang:pic_fetched_tokens_total, those whose rows were prefetched from HiCache's store for that "
+    "request.",
 )
 INHERITED: Final = Metric(
     "sglang:pic_inherited_requests_total",
     MetricKind.COUNTER,
     "Admitted requests that splice nothing, but whose exact prefix hit has approximate rows: spliced for an earlier "
-    "request, or computed behind such rows.",
+    "request, or computed after such rows.",
 )
 INHERITED_TOKENS: Final = Metric(
     "sglang:pic_inherited_tokens_total",
     MetricKind.COUNTER,
-    "Tokens of exact prefix hits of admitted requests from the first approximate row on, whether or not the request "
-    "splices.",
+    "Tokens of exact prefix hits of admitted requests from the first approximate row on.",
 )
 UNKNOWN_TOKENS: Final = Metric(
     "sglang:pic_unknown_tokens_total",
     MetricKind.COUNTER,
-    "Tokens of exact prefix hits of admitted requests whose rows may be exact or approximate: those of requests that "
-    "donate nothing, and those that the index has forgotten at core.max_index_tokens or core.max_index_bytes. They are "
-    "not among the inherited ones.",
+    "Tokens of exact prefix hits of admitted requests whose rows may be exact or approximate: rows of requests that "
+    "donate nothing, and rows that the index has evicted (core.max_index_tokens, core.max_index_bytes). They do not "
+    "count as inherited.",
 )
 GUARDED: Final = Metric(
     "sglang:pic_guarded_tokens_total",
     MetricKind.COUNTER,
-    "Prompt tokens of admitted requests that were computed because a field before them has another value than before "
-    "the donor; they would have been spliced otherwise.",
+    "Prompt tokens of admitted requests that were computed instead of spliced, because a field before them has another "
+    "value than before the donor.",
 )
 SAVED: Final = Metric(
     "sglang:pic_saved_seconds_total",
     MetricKind.COUNTER,
-    "Prefill time that splices saved, estimated: by the costs that were measured at start-up, as if each prefill chunk "
-    "had a pass of its own. 0 where cost_gate is off.",
+    "Estimated prefill time that splices saved: by the costs measured at start-up, as if each prefill chunk had a pass "
+    "of its own. 0 if cost_gate is off.",
 )
 UNDONE: Final = Metric(
     "sglang:pic_undone_tokens_total",
     MetricKind.COUNTER,
-    "Tokens of the source chunk of sglang:pic_tokens_total that were computed after all, because of a fault after "
-    "their request had been admitted.",
+    "Tokens of the source chunk of sglang:pic_tokens_total that were computed because of a fault after admission.",
 )
 CHANGED_FIELDS: Final = Metric(
     "sglang:pic_changed_fields_total",
     MetricKind.COUNTER,
-    "Fields of admitted requests that have another value than before a donor; a field counts once a request.",
+    "Fields of admitted requests that have another value than before a donor; each counts once per request.",
 )
 FALLBACKS: Final = Metric(
     "sglang:pic_fallbacks_total",
     MetricKind.COUNTER,
-    "Requests, or candidate runs of requests, that were computed although the cache was on, by reason. Reasons that "
-    "begin with fault_ count exceptions.",
+    "Requests, or candidate runs of requests, that were computed instead of spliced, by reason. Reasons that begin "
+    "with fault_ count exceptions.",
     label="reason",
     values={reason.value: reason.description for reason in REASONS},
 )
@@ -123,7 +121,7 @@ METRICS: Final = (
 
 
 class Accounting:
-    """The counts of one scheduler rank; `series` exports `METRICS`, `log` is that of the rank that logs."""
+    """The counts of one scheduler rank; `series` exports `METRICS`, `log` is given on the rank that logs."""
 
     def __init__(self, series: Series, log: TrafficLog | None = None) -> None:
         self._series, self._log = series, log
@@ -137,19 +135,19 @@ class Accounting:
         first_chunk: bool,
         cost: CostModel | None = None,
     ) -> None:
-        """Count a prefill chunk that was admitted: `[req.prefix_len, req.extend_end)` runs in the next batch.
+        """Count an admitted prefill chunk, `[req.prefix_len, req.extend_end)`.
 
         Args:
-            req: the request; chunk hits are added to what SGLang tells the client.
-            plan: what is spliced of the chunk, if anything.
-            refusal: why the request is not reused at all, on its first chunk.
+            req: the request; spliced tokens are added to its `cached_tokens`, which the client sees.
+            plan: the plan of the chunk, if any.
+            refusal: why the request reuses nothing, on its first chunk.
             first_chunk: whether the chunk begins at the exact prefix hit.
-            cost: what tells how much time splices save.
+            cost: estimates the time that splices save.
         """
         state: RequestState = req.pic
         if refusal is not None and not req.retracted_stain:
             self.count_fallback(refusal)
-        # A waiting request is planned at every attempt to admit it; what its last plan left out counts once.
+        # A waiting request is planned at every attempt to admit it; only its last plan counts.
         for reason, count in state.last_plan.dropped.items():
             self.count_fallback(reason, count)
         if state.last_plan.lost is not None:
@@ -172,7 +170,7 @@ class Accounting:
                     gap_starts=plan.added_gap_starts,
                     num_fetched=num_fetched,
                 )
-                # Below 0 only where others shared the pass.
+                # Below 0 only if other requests shared the pass.
                 saved_us = max(0.0, saved)
             self._series.add(SAVED, saved_us / 1e6)
             self._series.add(RUNS, len(plan.runs))
@@ -187,17 +185,17 @@ class Accounting:
         self._count_inherited(req, first_chunk=first_chunk)
 
     def undo(self, req: Req) -> None:
-        """Take back the chunk hits of the chunk that was admitted last, for the client and the tree: it is computed."""
+        """Undo the counted splices of the last admitted chunk, because it is computed after all."""
         num_spliced = req.pic.undo_admission()
         req.cached_tokens -= num_spliced
         self._series.add(UNDONE, num_spliced)
 
     def _count_guard(self, req: Req) -> None:
-        """Count what of the admitted chunk is computed because of changed fields, and the fields up to its end."""
+        """Count the tokens of the admitted chunk computed because of changed fields, and the fields up to its end."""
         state: RequestState = req.pic
         guarded = intersect_spans(state.last_plan.guarded, req.prefix_len, req.extend_end)
         num_guarded = sum(end - start for start, end in guarded)
-        # A chunk is planned behind the ones before it, whose fields stand in its context too.
+        # A chunk's plan has the fields of earlier chunks too.
         fields = {field for field in state.last_plan.changed_fields if field[1] <= req.extend_end}
         fields -= state.counts.fields
         state.counts.guarded += num_guarded
@@ -206,7 +204,7 @@ class Accounting:
         self._series.add(CHANGED_FIELDS, len(fields))
 
     def _count_inherited(self, req: Req, *, first_chunk: bool) -> None:
-        """Count what of the exact prefix hit is approximate, and with its last chunk a request that inherits."""
+        """Count approximate and unknown tokens of the prefix hit, and with its last chunk a request that inherits."""
         state: RequestState = req.pic
         if first_chunk:
             state.counts.inherited = state.prefix.approximate_len
@@ -216,5 +214,5 @@ class Accounting:
             self._series.add(INHERITED)
 
     def count_fallback(self, reason: Reason, count: int = 1) -> None:
-        """Count requests, runs or faults by the reason why they were computed."""
+        """Count requests, runs or faults by reason."""
         self._series.add(FALLBACKS, count, value=reason.value)

@@ -1,10 +1,10 @@
 """Admission: SGLang's `PrefillAdder` with a prefill budget that counts computed tokens only.
 
-A request is planned when SGLang considers it, its chunk is cut by computed tokens, and the budget that its runs were
-charged is given back. KV slots are still reserved for the whole extend: spliced rows need a place too.
+A request is planned when SGLang considers it, its chunk is cut by computed tokens, and the budget charged for its runs
+is returned. KV slots are reserved for the whole extend, spliced rows included.
 
-What is counted at admission happens: a batch is narrowed to its gaps or computed whole. A request whose input or output
-goes by its tokens' places in the batch (input embeddings, hidden states) never shares a batch with a plan.
+A request whose input or output is found by its tokens' places in the batch (input embeddings, hidden states) never
+shares a batch with a plan, so every admitted plan can be executed.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class PicPrefillAdder(PrefillAdder):
         self.longest = max((len(req.origin_input_ids) + len(req.output_ids) for req in decoding), default=0)
         """Tokens of its longest sequence."""
         self.has_runs = False
-        """Whether the batch is going to be narrowed."""
+        """Whether the batch will be narrowed to its gaps."""
         planning = self.tree_cache.planning
         self.goes_by_place = planning.place_waits or (bool(mixed) and any(map(goes_by_place, self.running_batch.reqs)))
         """Whether the batch must not be narrowed."""
         planning.place_waits = False
 
     def add_one_req(self, req: Req, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
-        """Plan the request, then admit it as SGLang does; one that is not admitted gives its donors back."""
+        """Plan the request, then admit it as SGLang does; if it is not admitted its donors are unlocked."""
         if self.has_runs and goes_by_place(req):
-            # In the next batch nothing is spliced, whoever comes before this request.
+            # Nothing is spliced in the next batch, so that this request fits.
             self.tree_cache.planning.place_waits = True
             return AddReqResult.OTHER
-        # What SGLang would compute in one pass is no business of ours.
+        # Batches without runs are limited by SGLang alone.
         if self._free_sequences < 1 or (self.has_runs and self._room_for(req) < 1):
             return AddReqResult.OTHER
         result = self._consider(req, has_chunked_req, truncation_align_size)
@@ -67,7 +67,7 @@ class PicPrefillAdder(PrefillAdder):
         return result
 
     def add_chunked_req(self, req: Req) -> Req | None:
-        """Continue a chunked request: plan what is left of it, cut the next chunk by computed tokens."""
+        """Continue a chunked request: plan the rest of it, cut the next chunk by computed tokens."""
         self._plan(req)
         extend_len = self._spliced_chunk_len(req)
         pending: PendingSplice | None = req.pic.pending
@@ -91,14 +91,14 @@ class PicPrefillAdder(PrefillAdder):
                 req.pic.drop_plan()
 
     def _would_wait_for_ever(self, req: Req) -> bool:
-        """Whether features keep a request out and no running request will free slots; then one of them makes room."""
+        """Whether no running request can free slots and a feature did; the request is then considered again."""
         is_alone = not self.can_run_list and not self.running_batch.reqs
         return is_alone and self.tree_cache.make_room()
 
     def _plan(self, req: Req, *, num_to_load: int = 0) -> None:
-        """Plan the request behind what SGLang loads back for it, unless the batch cannot be narrowed."""
+        """Plan the request after its prefix and `num_to_load` tokens from the host, unless the batch has `BATCH`."""
         cache = self.tree_cache
-        # SGLang counts what it admitted, and what runs cover was taken off (`_settle`).
+        # SGLang's count of admitted tokens, less spliced ones (`_settle`).
         num_before = max(0, self.log_input_tokens)
         try:
             prefix_len = req.prefix_len + num_to_load
@@ -123,8 +123,8 @@ class PicPrefillAdder(PrefillAdder):
         plan = pending.plan
         extend_len = end - plan.prefix_len
         whole = end == plan.end
-        # SGLang keeps track of one unfinished request, and its own cutting leaves no budget for a second: ours, which
-        # gives back what was spliced, can leave less than a page.
+        # SGLang allows one unfinished request. Its own cutting leaves no budget for a second; ours, which returns the
+        # budget of spliced tokens, can leave less than a page.
         if not whole and (
             options["has_chunked_req"] or self.new_chunked_req is not None or (self.rem_chunk_tokens or 0) < align
         ):
@@ -132,7 +132,7 @@ class PicPrefillAdder(PrefillAdder):
         with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=plan.num_spliced):
             admission = super()._select_prefill_admission(req, **options)
         if admission is AddReqResult.NO_TOKEN:
-            # The donors' locks may be what fills the pool: the request goes first, its reuse second.
+            # The donors' locks may fill the pool: admitting the request is more important than its reuse.
             req.pic.drop_plan(Fallback.MEMORY)
             return super()._select_prefill_admission(req, **options)
         if isinstance(admission, AddReqResult) or whole:
@@ -144,7 +144,7 @@ class PicPrefillAdder(PrefillAdder):
         self._settle(req, first_chunk=True)
 
     def _cut(self, req: Req, num_computed: int | None, *, page_size: int) -> int | None:
-        """Where a chunk of at most `num_computed` computed tokens ends, without a limit the plan; None without one."""
+        """The end of a chunk of at most `num_computed` computed tokens (None: no limit); None without a plan."""
         pending: PendingSplice | None = req.pic.pending
         if pending is None or num_computed is None:
             return None if pending is None else pending.plan.end
@@ -155,7 +155,7 @@ class PicPrefillAdder(PrefillAdder):
             return None
 
     def _spliced_chunk_len(self, req: Req) -> int | None:
-        """Tokens of the next chunk with the runs in it; None without a plan, which is dropped where slots are short."""
+        """Tokens of the next chunk, runs included; None without a plan, which is dropped if slots are short."""
         pending: PendingSplice | None = req.pic.pending
         if pending is None or self.rem_chunk_tokens is None:
             return None
@@ -164,15 +164,15 @@ class PicPrefillAdder(PrefillAdder):
         if end is None:
             return None
         extend_len = end - pending.plan.prefix_len
-        # NOTE: SGLang lets a chunked request go on whatever the budget says, as its first chunk was admitted. The slots
-        # of a longer chunk, and those that the donors' locks keep from eviction, were not.
+        # NOTE: SGLang continues a chunked request whatever the budget, because its slots were counted at its first
+        # chunk. The slots of a longer chunk, and those locked for donors, were not.
         if self.ceil_paged_tokens(extend_len) + self.page_size > self.cur_rem_tokens:
             req.pic.drop_plan(Fallback.MEMORY)
             return None
         return extend_len
 
     def _settle(self, req: Req, *, first_chunk: bool) -> None:
-        """Clip the plan to the chunk that was admitted, give back what its runs were charged, and count the chunk."""
+        """Clip the plan to the admitted chunk, return the budget charged for its runs, and count the chunk."""
         state: RequestState = req.pic
         cache = self.tree_cache
         plan = None
@@ -183,8 +183,8 @@ class PicPrefillAdder(PrefillAdder):
         self.goes_by_place |= goes_by_place(req)
         left = len(req.full_untruncated_fill_ids) - req.extend_end
         if left > 0:
-            # SGLang keeps no slots for the rest of a request that it has cut, because nothing is admitted behind that.
-            # Here something may be, of which little is computed, and its slots are as many as if all of it were.
+            # SGLang reserves no slots for the rest of a chunked request, because it admits nothing after it. Here
+            # another request may follow that computes little and needs slots for all its tokens.
             self.memory_budget.reserve(left, 0)
         self.num_sequences += 1
         self.longest = max(self.longest, req.extend_end)
@@ -204,10 +204,10 @@ class PicPrefillAdder(PrefillAdder):
             counted = refusal if first_chunk and not state.is_faulty else None
             cache.accounting.count_admitted(req, plan, counted, first_chunk=first_chunk, cost=cache.planning.cost)
         except Exception as error:
-            # The batch may be narrowed for others: this request is one whole gap of it.
+            # The batch may be narrowed for other requests; this one is one whole gap.
             cache.recover([req], Fallback.FAULT_ACCOUNTING, error, is_admitted=True)
         else:
-            # The audit computes token ids alone: not what embeddings or a session have before them.
+            # The audit recomputes token ids only: no embeddings, no earlier turns of a session.
             if refusal is None and not req.retracted_stain:
                 for feature in cache.features:
                     feature.on_admitted(req)
@@ -217,17 +217,17 @@ class PicPrefillAdder(PrefillAdder):
 
     @property
     def _free_sequences(self) -> int:
-        """How many more virtual sequences the attention backends' tables have room for."""
+        """How many more virtual sequences the attention backends' tables can take."""
         return self.tree_cache.planning.max_sequences - self.num_sequences
 
     def _room_for(self, req: Req) -> int:
-        """How many virtual sequences of a request the batch has room for, with a bounded number of keys."""
+        """How many virtual sequences of a request the batch can take, with at most `max_keys` keys."""
         longest = max(self.longest, len(req.full_untruncated_fill_ids))
         return min(self._free_sequences, self.tree_cache.planning.max_keys // longest - self.num_sequences)
 
     @contextmanager
     def _budgets(self, *, chunk: int, spliced: int, request_limit: int | None = None) -> Iterator[None]:
-        """Let a selection see other limits; what it charges meanwhile stays charged."""
+        """Replace SGLang's limits during a selection; what it charges meanwhile stays charged."""
         before = self.rem_chunk_tokens
         limit_before = self.chunked_req_limit
         if before is not None:

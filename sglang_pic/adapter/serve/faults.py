@@ -1,13 +1,12 @@
-"""Faults: exceptions of ours while requests are served, after which the requests are computed in full.
+"""Faults: exceptions in this plugin while requests are served; the requests are then computed in full.
 
-A fault is a defect, or a machine without memory; it costs reuse and never an answer. Each one is counted by reason, the
-first of each reason is logged with its traceback, and `fault_limit` of them switch splicing off until the cache is
-flushed or the server starts again. Everything here runs on the scheduler's thread, with overlap too: SGLang overlaps by
-streams.
+A fault is a bug or a lack of memory; it costs reuse and never an answer. Each one is counted by reason, the first of
+each reason is logged with its traceback, and `fault_limit` of them switch splicing off until the cache is flushed or
+the server restarts. Everything here runs on the scheduler's thread.
 
-Tensor-parallel ranks go on only if all of them had the same fault: a rank that alone computes in full would wait for
-ever for the others, or receive numbers of another pass. Before a fault ranks exchange nothing. With DP attention this
-applies to the ranks that serve the same requests; a fault in a pass, which all ranks share, ends the server.
+Tensor-parallel ranks continue only if all of them had the same fault: a rank that alone computes in full would hang, or
+receive numbers of another pass. Without a fault ranks exchange nothing. With DP attention this applies to the ranks
+that serve the same requests; a fault in a pass, which all ranks share, ends the server.
 """
 
 from __future__ import annotations
@@ -69,24 +68,24 @@ class Faults:
         self._by_reason: Counter[Fallback] = Counter()
         self._num_faults = 0
         self.num_restarts = 0
-        """How often the index was given up. Later requests get no rows from before, because the index may not know
-        whether these may be donors."""
+        """How often a fault emptied the index. Later requests reuse no rows from before: the index does not know which
+        of them are spliced."""
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is spliced any more."""
+        """Whether faults have switched splicing off."""
         return self._num_faults >= self._limit
 
     def note(self, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
-        """Note a fault after which its requests can still be computed.
+        """Count and log a fault.
 
         Args:
-            reason: what failed.
+            reason: the step that failed.
             error: the exception.
-            in_pass: in the middle of a forward pass, where other ranks may wait for this one already.
+            in_pass: during a forward pass, when other ranks may already wait for this one.
 
         Raises:
-            Exception: `error` itself, where going on would not help or ranks would differ.
+            Exception: `error` itself if the device is lost or ranks would differ.
         """
         if isinstance(error, _LOST) or isinstance(error.__cause__, _LOST) or (in_pass and self._shares_passes):
             raise error
@@ -94,8 +93,8 @@ class Faults:
         self._by_reason[reason] += 1
         if self._by_reason[reason] == 1:
             logger.error(
-                "sglang_pic: %s (%s) No answer is affected. Please report this; further faults of the kind are counted "
-                "and logged at DEBUG.",
+                "sglang_pic: %s (%s) No answer is affected. Please report this; further faults of this reason are "
+                "counted and logged at DEBUG.",
                 reason.description,
                 reason.value,
                 exc_info=error,
@@ -113,7 +112,7 @@ class Faults:
             )
 
     def flush(self) -> None:
-        """Switch splicing on again: the cache was emptied, with all that faults may have left in it."""
+        """Switch splicing on again after a flush of the cache."""
         if self.is_off:
             logger.info("sglang_pic: the cache was flushed: splicing is on again after %d faults", self._num_faults)
         self._num_faults = 0

@@ -1,7 +1,7 @@
-"""Features: what a server does beside the way of a request, each in a module of its own.
+"""Features: additions to the way of a request, each in a module of its own.
 
-A feature overrides the moments that it needs. The way calls them through `Features`, in the order of the list, and
-knows none by name; every rank calls them alike. An exception is raised to the caller, which has a fault for it.
+A feature overrides the methods that it needs. The stations call them through `Features`, in the order of the list, on
+every rank alike, and know no feature by name. They turn exceptions into faults.
 """
 
 from __future__ import annotations
@@ -35,48 +35,48 @@ class Feature:
     """One feature of one scheduler rank; every method does nothing by default."""
 
     fault: ClassVar[Fallback]
-    """What an exception in `on_settled`, `on_released` or `make_room` is counted as."""
+    """The reason that counts exceptions in `on_settled`, `on_released`, `on_weights` and `make_room`."""
 
     # ---- A request ----
 
     def on_received(self, state: RequestState) -> None:
-        """A request that may be spliced was received; the key of its rows is made next."""
+        """A request that may be spliced was received; the key of its rows is made afterwards."""
 
     def diverts(self, state: RequestState) -> Fallback | None:
-        """Why a request is served as if it had opted out; asked whenever it is matched, planned or counted."""
+        """Why the request is served as if it had opted out, or None; called when it is matched, planned and counted."""
         return None
 
     def shape(self, state: RequestState, options: PlanOptions) -> PlanOptions:
-        """What a plan of the request may take."""
+        """The options of the request's plan, changed as this feature needs."""
         return options
 
     def on_admitted(self, req: Req) -> None:
-        """A prefill chunk of the request, which may reuse, is in the next batch; it was counted."""
+        """A prefill chunk of the request was admitted and counted; called only if the request may reuse."""
 
     def on_released(self, req: Req, tree: PicTree) -> None:
-        """The request was served to its end: its rows are in the tree, locked by nobody."""
+        """The request finished: its rows are in the tree, unlocked."""
 
     # ---- Memory ----
 
     @property
     def num_slots(self) -> int:
-        """Slots of the pool that are borrowed; SGLang counts them as evictable."""
+        """Slots borrowed from the pool; SGLang counts them as evictable."""
         return 0
 
     def make_room(self, tree: PicTree) -> bool:
-        """Give slots back, or locks on rows, because a request has too few; False if there is nothing to give."""
+        """Return slots or release locks because a request lacks slots; False if there are none."""
         return False
 
     # ---- The tree ----
 
     def on_settled(self, tree: PicTree) -> None:
-        """The answers of a batch have left, and the index has their chunks."""
+        """The answers of a batch were sent, and the index has their chunks."""
 
     def on_weights(self, tree: PicTree) -> None:
         """The weights changed, and the index was flushed; the tree may keep its rows as prefixes."""
 
     def on_index_lost(self) -> None:
-        """A fault had the index flushed; the tree keeps its rows."""
+        """A fault emptied the index; the tree keeps its rows."""
 
     def on_flush(self) -> None:
         """The tree was emptied: locks on it are void."""
@@ -84,11 +84,11 @@ class Feature:
     # ---- What operators see ----
 
     def reports(self) -> dict[str, msgspec.Struct]:
-        """Its parts of `/server_info`, by name."""
+        """This feature's parts of `/server_info`, by name."""
         return {}
 
     def summary(self) -> str:
-        """What the log's line a minute says of it, since it was asked last; empty for nothing."""
+        """This feature's part of the log's line a minute, since the last call; may be empty."""
         return ""
 
 
@@ -99,35 +99,35 @@ class Features:
         self._features = [*features]
 
     def add(self, feature: Feature) -> None:
-        """Call one more, after the others."""
+        """Append a feature."""
         self._features.append(feature)
 
     def __iter__(self) -> Iterator[Feature]:
         return iter(self._features)
 
     def find(self, kind: type[F]) -> F | None:
-        """The feature of a kind, if the server has it."""
+        """The feature of a class, if the server has it."""
         return next((each for each in self._features if isinstance(each, kind)), None)
 
     def diversion(self, state: RequestState) -> Fallback | None:
-        """The first reason why a request is served as if it had opted out."""
+        """The first reason why a request is served as if it had opted out, or None."""
         return next((reason for each in self._features if (reason := each.diverts(state)) is not None), None)
 
     def shape(self, state: RequestState, options: PlanOptions) -> PlanOptions:
-        """What a plan may take with all of them."""
+        """The options of a plan, changed by every feature."""
         for each in self._features:
             options = each.shape(state, options)
         return options
 
     @property
     def num_slots(self) -> int:
-        """Slots that they have borrowed."""
+        """Slots borrowed by all features."""
         return sum(each.num_slots for each in self._features)
 
     def reports(self) -> dict[str, msgspec.Struct]:
-        """All parts of `/server_info`."""
+        """All features' parts of `/server_info`."""
         return {name: part for each in self._features for name, part in each.reports().items()}
 
     def summary(self) -> str:
-        """What the log says of all of them."""
+        """All features' parts of the log's line."""
         return "; ".join(filter(None, (each.summary() for each in self._features)))

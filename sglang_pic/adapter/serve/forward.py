@@ -4,17 +4,17 @@ This is the only wrapper of `ModelRunner.forward` and the only hook on `ForwardB
 passes as an `Observer`. A batch with neither splices nor observers costs one attribute test.
 
     ForwardBatch.init_new      take the requests' plans, lay out the gap batch
-                               (ranks that gather tokens: `dp_attention.py` has both done before)
-    ModelRunner.forward        move the donors' rows, unlock them, narrow the batch to its gaps, compute
-    LogitsMetadata             see the narrowed batch request by request again
+                               (with DP attention both happened before, in `splice_ahead`)
+    ModelRunner.forward        copy the donors' rows, unlock them, narrow the batch to its gaps, compute
+    LogitsMetadata             the narrowed batch by request
 
-A draft model's rows are moved with the target's. Its pass follows over the same batch and is narrowed by the same
-layout, because the target's hidden states exist for the gaps' tokens only. With multi-layer EAGLE a pass of each head
-follows, over copies of one batch, which share what the draft is given beside its tokens: the layout is attached there.
+A draft model's rows are copied with the target's. Its pass follows over the same batch and is narrowed by the same
+layout, because the target's hidden states exist for the gaps' tokens only. With multi-layer EAGLE one pass of each head
+follows, over copies of one batch that share its `spec_info`: the layout is attached there.
 
 If any of this raises, the batch is computed whole: its slots are reserved, and a pass writes each row before it reads
 it, over spliced and half computed rows. The pass may have more tokens than the prefill budget, which costs time only. A
-draft's pass that raises has hidden states for the gaps only: its rows of the runs cost accepted tokens, and no answer.
+draft's pass that raises has hidden states for the gaps only: its rows of the runs cost accepted tokens, no answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from sglang_pic.adapter.probe.gathered import tell_alike
+from sglang_pic.adapter.probe.gathered import set_token_counts
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import Fetch, GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.rows import HostRows
@@ -39,25 +39,25 @@ from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind
 
 _ATTRIBUTE = "pic_pass"
-# Attention backends for which DeepSeek's attention is captured with the absorbed query, whatever the batch.
+# Attention backends for which DeepSeek's attention is always captured with the absorbed query.
 _CAPTURED_ABSORBED = ("fa3", "flashinfer", "flashmla", "triton")
 # FlashInfer's ragged path assumes whole extends. The dense path of `dsa` for short sequences projects whole prefixes
-# anew, and it is chosen before a layer is asked for the absorbed query.
+# again, and is chosen before a layer can choose the absorbed query.
 _SWITCHES = {"use_paged": True, "supports_mha_one_shot": False}
 
 
 class Observer(Protocol):
-    """Watches prefill passes over requests, whether or not anything is spliced."""
+    """Watches prefill passes, with and without splices."""
 
     def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
-        """Look at a batch just before its pass; returns a callback for the pass's output, or `None`.
+        """Called before the pass of a batch; returns a callback for the pass's output, or `None`.
 
         The callback runs once, on the forward stream, before anything is sampled from the output.
         """
 
 
 class Recover(Protocol):
-    """Has the requests of a batch computed whole; raises the error where that does not help."""
+    """Records that the requests of a batch are computed whole; raises the error if that does not help."""
 
     def __call__(
         self, reqs: Sequence[Req], reason: Fallback, error: Exception, *, is_admitted: bool, in_pass: bool
@@ -65,40 +65,40 @@ class Recover(Protocol):
 
 
 class _Pass(NamedTuple):
-    """Attached to a `ForwardBatch` between the two hooks, or to the `spec_info` of a draft's."""
+    """Attached to a `ForwardBatch` between the two hooks, or to a draft's `spec_info`."""
 
     gap: GapBatch | None
     observers: Sequence[Callable[[RunnerOutput], None]] = ()
     spliced: Sequence[Req] = ()
     """The requests that have a splice."""
-    is_told: bool = False
-    """Whether the rows are moved, and the other ranks know how many tokens the gaps have."""
+    is_ahead: bool = False
+    """Whether `splice_ahead` has copied the rows and returned the gaps' tokens to the other ranks."""
     replays: bool = False
     """Whether this rank has voted for its captured graph."""
     of_draft: bool = False
-    """Whether this is the draft model's pass, whose rows are in place already."""
+    """Whether this is the draft model's pass, whose rows are already copied."""
 
 
 class ForwardPath:
     """The forward passes of one scheduler rank.
 
     Args:
-        splicer: moves rows.
+        splicer: copies rows.
         observers: watch passes of the target model.
-        draft_splicers: move the rows that the draft model, or each of its heads, has in the same slots.
+        draft_splicers: copy the rows that the draft model, or each of its heads, has in the same slots.
     """
 
     def __init__(
         self, splicer: Splicer, observers: Sequence[Observer] = (), *, draft_splicers: Sequence[Splicer] = ()
     ) -> None:
         self.splicer, self._observers, self._draft_splicers = splicer, observers, draft_splicers
-        # Narrows the draft model's pass over the same batch, which comes next.
+        # For the draft model's pass over the same batch, which comes next.
         self._for_draft: _Pass | None = None
-        # SGLang's runner rebuilds the batch, so attributes of the batch do not reach the layers and the logits.
+        # Not an attribute of the batch: SGLang's runner rebuilds the batch for layers and logits.
         self._running: GapBatch | None = None
         self._ahead: tuple[ScheduleBatch, _Pass] | None = None
         self.recover: Recover | None = None
-        """Until it is set, while the server starts, exceptions are raised."""
+        """None during start-up: exceptions are raised."""
 
     def install(self) -> None:
         """Register the hooks; SGLang applies them when its registry is applied."""
@@ -124,19 +124,18 @@ class ForwardPath:
         elif ahead[0] is batch:
             planned = ahead[1]
         else:
-            raise ContractError("SGLang computes another batch than the one whose tokens the ranks told each other.")
-        watching = [told for observer in self._observers if (told := observer.watch(batch)) is not None]
-        if planned.gap is not None or watching:
-            setattr(forward_batch, _ATTRIBUTE, planned._replace(observers=watching))
+            raise ContractError("SGLang computes another batch than the one whose token counts the ranks exchanged.")
+        callbacks = [callback for each in self._observers if (callback := each.watch(batch)) is not None]
+        if planned.gap is not None or callbacks:
+            setattr(forward_batch, _ATTRIBUTE, planned._replace(observers=callbacks))
 
     def splice_ahead(self, batch: ScheduleBatch, model_runner: ModelRunner) -> int | None:
-        """Execute the splices of a batch before ranks tell each other how many tokens each of them computes.
+        """Execute the splices of a batch before ranks exchange how many tokens each of them computes.
 
-        If that raises, the batch is computed whole, and the number counts all of it; later nothing changes the number.
-        The current stream must be the one that the pass runs on.
+        If that raises, the batch is computed whole. The current stream must be the one that the pass runs on.
 
         Returns:
-            How many tokens the gaps have; `None` where all of the batch is computed.
+            Tokens of the gaps, which are final; `None` if all of the batch is computed.
         """
         planned = self._take_plans(batch, model_runner)
         gap = planned.gap
@@ -147,13 +146,13 @@ class ForwardPath:
         except Exception as error:
             self._give_up(planned.spliced, Fallback.FAULT_SPLICE, error)
             return None
-        # What a draft's graph captured of hidden states is not tested, and ranks replay theirs by the same vote.
+        # A draft's captured graph is not tested with a gap batch's hidden states, and ranks vote once for both.
         replays = not self._draft_splicers and self._replays(gap, model_runner, batch.multimodal_inputs)
-        self._ahead = batch, planned._replace(is_told=True, replays=replays)
+        self._ahead = batch, planned._replace(is_ahead=True, replays=replays)
         return sum(gap.computed_lens)
 
     def ahead(self, batch: ScheduleBatch) -> _Pass | None:
-        """What `splice_ahead` made of this batch, if it has narrowed it."""
+        """The pass that `splice_ahead` prepared for this batch, if it did."""
         return self._ahead[1] if self._ahead is not None and self._ahead[0] is batch else None
 
     def _replays(self, gap: GapBatch, runner: ModelRunner, media: Sequence[object] | None) -> bool:
@@ -163,7 +162,7 @@ class ForwardPath:
         return not has_media and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
 
     def _take_plans(self, batch: ScheduleBatch, model_runner: ModelRunner) -> _Pass:
-        """The gap batch of the plans that a batch's requests have, if any."""
+        """Take the plans of a batch's requests, and lay out their gap batch if there are any."""
         plans = [req.pic.take_plan() for req in batch.reqs]
         spliced = [req for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
         gap = None
@@ -199,8 +198,8 @@ class ForwardPath:
             return original(runner, batch, *args, **kwargs)
         compute = partial(original, runner, batch, *args, **kwargs)
         output = compute() if planned.gap is None else self._compute_gaps(compute, runner, batch, planned, planned.gap)
-        for told in planned.observers:
-            told(output)
+        for callback in planned.observers:
+            callback(output)
         return output
 
     def _compute_gaps(
@@ -211,11 +210,11 @@ class ForwardPath:
         planned: _Pass,
         gap: GapBatch,
     ) -> RunnerOutput:
-        """Move the rows and compute the gaps; after a fault the whole batch, put back as it was."""
-        whole, reason, in_pass = dict(vars(batch)), Fallback.FAULT_SPLICE, planned.is_told
+        """Copy the rows and compute the gaps; after a fault restore the whole batch and compute it."""
+        whole, reason, in_pass = dict(vars(batch)), Fallback.FAULT_SPLICE, planned.is_ahead
         try:
             with ExitStack() as stack:
-                is_moved = planned.is_told or planned.of_draft
+                is_moved = planned.is_ahead or planned.of_draft
                 if not is_moved:
                     self.move_rows(gap)
                 reason = Fallback.FAULT_GAPS
@@ -233,12 +232,12 @@ class ForwardPath:
         except Exception as error:
             gap.locks.close()
             self._give_up(planned.spliced, reason, error, is_admitted=not planned.of_draft, in_pass=in_pass)
-        # SGLang's notes on the batch are of the narrowed one.
+        # SGLang has changed the batch as a narrowed one.
         vars(batch).clear()
         vars(batch).update(whole)
         if planned.of_draft:
             gap.widen_hidden_states(batch)
-            # The heads behind this one are given states of the whole batch, too.
+            # The following heads get states of the whole batch, too.
             delattr(batch.spec_info, _ATTRIBUTE)
         if runner.lora_manager is not None:
             runner.lora_manager.prepare_lora_batch(batch)
@@ -260,8 +259,8 @@ class ForwardPath:
     def move_rows(self, gap: GapBatch) -> None:
         """Queue the copy of the donors' rows, the target's and the draft's, and unlock the donors.
 
-        NOTE: the locks go back once the copy is queued on this stream: whoever reuses a freed donor slot writes it from
-        a later forward pass on the same stream. Those of rows on the host go back when they have been read.
+        NOTE: unlocking is safe once the copy is queued: a freed donor slot is written by a later pass on the same
+        stream. Rows on the host are unlocked when they have been read.
         """
         try:
             if gap.host is not None:
@@ -289,7 +288,7 @@ class ForwardPath:
         return original(cls, forward_batch if gap is None else gap.per_request_view(forward_batch))
 
     def _mla_method(self, original: Callable[..., Any], attention: Any, forward_batch: ForwardBatch) -> Any:
-        # In any case: SGLang's layer notes here which backend it calls, and how it calls it depends on that.
+        # Called in any case: it stores in SGLang's layer which backend to call.
         method = original(attention, forward_batch)
         if self._running is None:
             return method
@@ -305,24 +304,24 @@ def _device_module(splicer: Splicer) -> Any:
 
 
 def hand_over(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = False) -> None:
-    """Let the next forward pass over `forward_batch`, a `trial_batch`, execute `gap`; every rank has one alike.
+    """Have the next forward pass over `forward_batch`, a `trial_batch`, execute `gap`, which all ranks have alike.
 
-    Of a draft model the rows are in place already.
+    A draft model's rows must be copied already.
     """
-    tell_alike(forward_batch, sum(gap.computed_lens))
+    set_token_counts(forward_batch, sum(gap.computed_lens))
     setattr(forward_batch, _ATTRIBUTE, _Pass(gap, of_draft=of_draft))
 
 
 def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) -> bool:
-    """Whether the runner's captured prefill graphs compute a gap batch rightly, if they take as many tokens.
+    """Whether the runner's captured prefill graphs compute gap batches correctly, if they take as many tokens.
 
-    A breakable graph runs attention eagerly, on metadata of the batch at hand, and its captured part does not depend on
-    sequences. A full graph contains their number. SGLang's other versions are not tested.
+    A breakable graph runs attention eagerly, on the batch's own metadata, and its captured part does not depend on
+    sequences. A full graph depends on their number. Other versions of SGLang are not tested.
 
     Args:
         runner: SGLang's model runner.
-        num_sequences: of the gap batch.
-        is_latent: MLA; captured with the absorbed query, as a gap batch needs it, by some backends only.
+        num_sequences: virtual sequences of the gap batch.
+        is_latent: MLA; only some backends capture the absorbed query, which a gap batch needs.
     """
     captured: Any = runner.prefill_cuda_graph_runner
     return (
@@ -330,7 +329,7 @@ def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) ->
         and getattr(captured, "prefill_backend_name", None) == "breakable"
         # The runner's static buffers have a place for each row of the request pool.
         and num_sequences <= captured.max_bs
-        # Adapters of a gap batch are laid out for other lengths than those of its sequences.
+        # LoRA adapters are laid out by request, not by sequence.
         and runner.lora_manager is None
         and (not is_latent or runner.prefill_attention_backend_str in _CAPTURED_ABSORBED)
     )
@@ -338,12 +337,12 @@ def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) ->
 
 @contextmanager
 def _prefill_path(runner: ModelRunner, *, replays: bool) -> Iterator[None]:
-    """Run eagerly unless captured graphs replay gaps, and on the paths of a backend that take gaps (`_SWITCHES`)."""
+    """Run eagerly unless captured graphs replay gaps, on the backend's paths that take gaps (`_SWITCHES`)."""
     from sglang.srt.environ import envs
 
     captured = runner.prefill_cuda_graph_runner
-    # Under `prefill_backend` a hybrid backend has its backend for prefill, FlashInfer the name of a kernel. Under
-    # `dense` MiniMax-M3's has the one for its other layers.
+    # `prefill_backend` is a hybrid backend's backend for prefill, but FlashInfer's name of a kernel; `dense` is the
+    # backend of MiniMax-M3's other layers.
     served = runner.attn_backend
     candidates = (served, getattr(served, "prefill_backend", None), getattr(served, "dense", None))
     switched = [

@@ -1,8 +1,8 @@
-"""The hooks on SGLang's front end: options in headers, HTTP 400 for bad ones, chunk hits in OpenAI responses.
+"""The hooks on SGLang's front end: options in headers, HTTP 400 for bad ones, spliced tokens in OpenAI responses.
 
-They are installed in every process before the server's arguments are parsed. Each one first asks whether this server
-runs the backend `pic`; a stock server pays one comparison per request. What belongs to the HTTP server is installed in
-the processes that have one: when they make their tokenizer manager, and in `http_worker`.
+They are installed in every process before the server's arguments are parsed, and do nothing unless the server runs the
+backend `pic`. The HTTP server's hooks are installed in processes that have one: when they make their tokenizer manager,
+and in `http_worker`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.errors import ConfigError
 
 BACKEND_NAME = "pic"
-"""What `--radix-cache-backend` takes."""
+"""The value of `--radix-cache-backend`."""
 HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 WORKER_APP = "sglang_pic.adapter.serve.http_worker:app"
 _APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
@@ -35,10 +35,10 @@ def install() -> None:
 
 
 def install_http() -> None:
-    """Have the HTTP server of this process check headers and bodies before it answers; it must not serve yet.
+    """Have the HTTP server of this process check headers and bodies; it must not have started.
 
     Raises:
-        ContractError: SGLang's HTTP server is not what this version was built for.
+        ContractError: SGLang's HTTP server differs from the one that this version was built for.
     """
     from sglang.srt.entrypoints import http_server
 
@@ -52,13 +52,13 @@ def install_http() -> None:
 
 
 class HeaderCheck:
-    """The ASGI middleware that answers HTTP 400 to headers that cannot be read, before a stream begins."""
+    """The ASGI middleware that answers HTTP 400 to invalid headers, before a stream begins."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer, or hand on."""
+        """Answer HTTP 400, or call the application."""
         answer = self._app
         if scope["type"] == "http":
             from starlette.datastructures import Headers
@@ -79,7 +79,7 @@ def _refusal(error: ConfigError) -> Any:
 
 def _with_http_server(_: None, _manager: object, server_args: Any, *args: object, **kwargs: object) -> None:
     http_server = sys.modules.get(HTTP_SERVER)
-    # Where the application serves already, `http_worker` has done it.
+    # If the application has started, `http_worker` has done it.
     if http_server is not None and http_server.app.middleware_stack is None and _is_ours(server_args):
         install_http()
 
@@ -95,7 +95,7 @@ def _is_ours(server_args: Any) -> bool:
 
 
 async def _serve_generate(original: Callable[..., Awaitable[Any]], obj: Any, request: Any) -> Any:
-    """Refuse a stream with HTTP 400 too: SGLang looks into its options when it has answered 200."""
+    """Answer HTTP 400 to streams with bad options too: SGLang checks these after it has answered 200."""
     try:
         if obj.stream:
             headers.put(headers.read(request.headers), obj)
@@ -121,18 +121,18 @@ def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
 
 
 def _check(sampling_params: Any, extra_key: object) -> None:
-    """Refuse what cannot be read of one prompt.
+    """Check the options and the key of one prompt.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: it names the bad value.
     """
     if sampling_params and not isinstance(sampling_params, Mapping):
         raise ConfigError(f"sampling_params={shown(sampling_params)}: must be an object for one prompt.")
     parse_options((sampling_params or {}).get("custom_params"))
     if isinstance(extra_key, str) and KEY_MARK in extra_key:
         raise ConfigError(
-            f"extra_key={shown(extra_key)}: must not contain {KEY_MARK!r}, which marks the plugin's own namespaces; "
-            "leave the mark out."
+            f"extra_key={shown(extra_key)}: must not contain {KEY_MARK!r}, which is reserved for the plugin's own "
+            "namespaces; choose a key without it."
         )
 
 
@@ -142,7 +142,7 @@ def _with_chunk_hits(result: Any, details: dict[str, Any], *args: object, **kwar
 
 
 def _allow_extra_fields() -> None:
-    """Let the response model carry our fields; its parents are rebuilt, as pydantic inlines their schemas."""
+    """Allow our fields in the response model; its parents are rebuilt, because pydantic inlines schemas."""
     from pydantic import BaseModel
     from sglang.srt.entrypoints.openai import protocol
 

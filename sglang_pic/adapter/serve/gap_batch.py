@@ -4,13 +4,13 @@ Every gap `[a, b)` becomes a *virtual sequence* with its request's own row, `ext
 `extend_seq_len = b - a`, `seq_len = b`. A layer writes its KV into the pool before attention reads the row, so a later
 gap sees the earlier gaps of that layer and the spliced runs between them: one pass gives the causal result.
 
-    row of one request
+    tokens of one request
     [0, P)      prefix hit        owned by the tree
     [P, a)      gap               computed: virtual sequence 0
     [a, b)      run               spliced before the pass
     [b, end)    gap               computed: virtual sequence 1, its last token gives the logits
 
-Nothing here waits for the device: one copy brings the layout's numbers there, and the rest is derived there.
+Nothing here waits for the device: one copy moves the layout's numbers there, and the rest is derived there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _C = TypeVar("_C")
 
 @dataclass(slots=True)
 class Splice:
-    """The rows to move before the pass: all tensors are `[num_tokens]` on the pool's device."""
+    """The rows to copy before the pass: all tensors are `[num_tokens]` on the pool's device."""
 
     src: torch.Tensor
     dst: torch.Tensor
@@ -61,11 +61,11 @@ class _Columns(NamedTuple, Generic[_C]):
     prefix_lens: _C
     seq_lens: _C
     lens: _C
-    """Per virtual sequence its tokens, where it begins in the flat extend, and where in the narrowed one."""
+    """Per virtual sequence its tokens, its start in the flat extend, and its start in the narrowed one."""
     firsts: _C
     places: _C
     run_lens: _C
-    """Per run, its tokens and by how many positions its keys turn."""
+    """Per move, its tokens and the positions by which its keys are rotated."""
     shifts: _C
     computed_lens: _C
     """Per request."""
@@ -73,7 +73,7 @@ class _Columns(NamedTuple, Generic[_C]):
 
 @dataclass(slots=True)
 class GapBatch:
-    """How a batch is narrowed to its gaps, and how it is seen again request by request for the logits."""
+    """The layout that narrows a batch to its gaps, and returns to requests for the logits."""
 
     splice: Splice
     owners: list[int]
@@ -81,26 +81,26 @@ class GapBatch:
     prefix_lens: list[int]
     seq_lens: list[int]
     kept: torch.Tensor
-    """Which tokens of the flat extend are computed, `[num_computed]`, int64, on the model's device."""
+    """Indices of the computed tokens in the flat extend, `[num_computed]`, int64, on the model's device."""
     wide: _Columns[torch.Tensor]
     """On the model's device, int64."""
     narrow: _Columns[torch.Tensor]
     """The same in int32."""
     computed_lens: list[int]
-    """Per request, how many tokens it computes."""
+    """Per request, its computed tokens."""
     start_lens: list[int]
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
     locks: ExitStack = field(default_factory=ExitStack)
-    """Keeps the donors' rows in the tree until whoever executes the splice closes it."""
+    """Locks on the donors' rows; closed when the splice is queued."""
     fetch: Fetch | None = None
     donors: list[OnDevice] = field(default_factory=list)
-    """What is read of the device."""
+    """The donors' rows on the device."""
     host: HostRows | None = None
-    """Has the rows that are fetched, and loads that may be under way; on servers with HiCache."""
+    """The donors' rows on the host; on servers with HiCache."""
 
     @contextmanager
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
-        """Rewrite `forward_batch` to the virtual sequences, and put it back on leaving, also on an error."""
+        """Rewrite `forward_batch` to the virtual sequences, and restore it at the end, also after an error."""
         replaced = self._narrow_fields(forward_batch)
         saved = {name: getattr(forward_batch, name) for name in (*replaced, *_BOUND_FIELDS)}
         try:
@@ -109,8 +109,8 @@ class GapBatch:
             translator = model_runner.kv_index_translator
             translator.own_plan(forward_batch).bind(forward_batch, translator)
             if model_runner.lora_manager is not None:
-                # Prepared for the whole extend, adapters would be applied to the wrong tokens. A request's computed
-                # tokens lie together, so its adapter is that of one segment, as the logits step expects it.
+                # Adapters were prepared for the whole extend. A request's computed tokens are contiguous, so its
+                # adapter is that of one segment, as the logits step expects it.
                 view = self.per_request_view(forward_batch)
                 view.batch_size, view.lora_ids = len(self.computed_lens), saved.get("lora_ids")
                 model_runner.lora_manager.prepare_lora_batch(view)
@@ -121,10 +121,7 @@ class GapBatch:
             _note_prompt_ends(forward_batch, model_runner)
 
     def per_request_view(self, forward_batch: ForwardBatch) -> ForwardBatch:
-        """The batch as the logits step must see it: lengths by request, in computed tokens.
-
-        `forward_batch` may be the runner's own copy of the narrowed batch; it is not changed.
-        """
+        """A copy of a narrowed batch for the logits step: lengths by request, in computed tokens."""
         view = copy.copy(forward_batch)
         view.extend_seq_lens = self.narrow.computed_lens
         view.extend_seq_lens_cpu = list(self.computed_lens)
@@ -132,7 +129,7 @@ class GapBatch:
         return view
 
     def widen_hidden_states(self, forward_batch: ForwardBatch) -> None:
-        """Give a draft model's whole batch the target's hidden states, if it has any: zeros for spliced tokens."""
+        """Expand the target's hidden states to a draft model's whole batch, with zeros for spliced tokens."""
         spec: Any = forward_batch.spec_info
         if spec is not None and spec.hidden_states is not None:
             whole = spec.hidden_states.new_zeros(len(forward_batch.input_ids), spec.hidden_states.shape[-1])
@@ -163,13 +160,13 @@ class GapBatch:
             whole = getattr(fb, name)
             if whole is not None:
                 fields[name] = whole[index]
-        # A request with media has one sequence, itself; the model looks here for what its tokens stand for.
+        # The model finds the media of a sequence's tokens here, by its request.
         for name in ("rids", "lora_ids", "mm_inputs"):
             whole = getattr(fb, name)
             if whole is not None:
                 fields[name] = [whole[i] for i in self.owners]
         if getattr(fb.spec_info, "dsa_seed_topk_select", None) is not None:
-            # Of a request's last token a draft hands on which tokens its indexer chose, and finds it by its place.
+            # A draft passes on its indexer's choice for each request's last token, found by that token's place.
             fields["spec_info"] = copy.copy(fb.spec_info)
             fields["spec_info"].dsa_seed_topk_select = self.wide.computed_lens.cumsum(0) - 1
         if fb.global_num_token_non_padded is not None:
@@ -178,17 +175,17 @@ class GapBatch:
 
 
 def _note_prompt_ends(forward_batch: ForwardBatch, model_runner: ModelRunner) -> None:
-    """Have answers see their whole prompt where all else they see is a window (Unlimited-OCR).
+    """Store the prompts' lengths for models whose answers attend to their whole prompt and a window (Unlimited-OCR).
 
-    SGLang's FlashAttention notes a prompt's length by its row, which all gaps of a request share: on a GPU any of them
-    may be the last to write. Its other backends know no such windows.
+    SGLang's FlashAttention stores a prompt's length by its row, which all gaps of a request share: any of them may be
+    the last to write. Its other backends have no such windows.
     """
     ends = getattr(model_runner.attn_backend, "_pa_swa_prefill_lens", None) if model_runner.prefill_aware_swa else None
     if ends is not None:
         ends[forward_batch.req_pool_indices] = forward_batch.seq_lens.to(ends.dtype)
 
 
-# What `KVLocPlan.bind` sets on a batch beside `out_cache_loc`.
+# Set by `KVLocPlan.bind` on a batch beside `out_cache_loc`.
 _BOUND_FIELDS = ("kv_loc_plan", "kv_loc_cols", "out_cache_loc_virtual", "out_cache_loc_is_physical")
 
 
@@ -203,15 +200,12 @@ def build_gap_batch(
     """Lay out the gap prefill of a batch.
 
     Args:
-        pending: per request, its splice, whose locks the layout takes over, or `None` where all of it is computed.
-        prefix_lens: per request, tokens that are in its row already.
+        pending: per request, its splice, whose locks the layout takes over, or `None` if all of it is computed.
+        prefix_lens: per request, tokens whose rows it has already.
         extend_lens: per request, tokens of the batch's flat extend.
         start_lens: per request, `extend_logprob_start_len`.
         rows: per request, its row of slots; read for requests with a splice only.
-        device: where the model runs.
-
-    Returns:
-        The layout; its splice covers every run of every request.
+        device: the model's device.
     """
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
     moves, fetches, locks, offset = list[_Placed](), list[_Placed](), ExitStack(), 0
@@ -222,7 +216,7 @@ def build_gap_batch(
         ends += [end for _, end in gaps]
         firsts += [offset + start - prefix_len for start, _ in gaps]
         computed.append(sum(end - start for start, end in gaps))
-        # Everything from the first wanted logprob on is computed: as many tokens as in the whole extend.
+        # Everything from the first wanted logprob on is computed.
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
@@ -253,10 +247,10 @@ def build_gap_batch(
 
 
 _Placed: TypeAlias = tuple[Move, torch.Tensor]
-"""What is copied, and the slots that it is written to."""
+"""A move, and the slots that it is written to."""
 
 
-# NOTE: without `output_size` torch reads back how long the result of `repeat_interleave` is.
+# NOTE: without `output_size` torch waits for the device to learn the size of the result of `repeat_interleave`.
 def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
     moved_by = torch.repeat_interleave(columns.firsts - columns.places, columns.lens, output_size=num_computed)
     return moved_by + torch.arange(num_computed, device=moved_by.device)
@@ -265,7 +259,7 @@ def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
 def _gather_splice(
     moves: Sequence[_Placed], fetches: Sequence[_Placed], columns: _Columns[torch.Tensor]
 ) -> tuple[Splice, Fetch | None]:
-    """What is read from the device and from the host; the runs of `columns` are those of the one, then of the other."""
+    """The copies from the device and from the host; `columns` has the moves of the one, then of the other."""
     every = [*moves, *fetches]
     if not every:
         return Splice(columns.shifts, columns.shifts, columns.shifts), None
@@ -284,7 +278,7 @@ def _gather_splice(
 
 
 def _read_here(slots: torch.Tensor) -> None:
-    """Keep the scheduler's memory until the current stream has read it: the scheduler reuses it on its own stream."""
+    """Keep `slots`, allocated on the scheduler's stream, from reuse until the current stream has read them."""
     if slots.is_cuda:
         slots.record_stream(torch.cuda.current_stream(slots.device))
 

@@ -1,4 +1,4 @@
-"""Options and the salt of a request in HTTP headers, which every API hands on."""
+"""Options and the salt of a request in HTTP headers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sglang_pic.adapter.serve.options import parse_options, shown
 from sglang_pic.errors import ConfigError
 
 OPTIONS: Final = {"x-pic-mode": "mode", "x-pic-preset": "preset", "x-pic-edit": "edit"}
-"""By header, the option of `custom_params.pic` that it sets."""
+"""Headers, and the options of `custom_params.pic` that they set."""
 SALT: Final = "x-pic-salt"
 """The header that sets `cache_salt`."""
 THROUGH_GATEWAYS: Final = "x-request-id-pic-"
-"""Stands for `x-pic-` in headers that SGLang's gateways hand on: of unknown ones they take those of request ids."""
+"""Replaces `x-pic-` in headers through SGLang's gateways, which forward only headers of request ids."""
 
 _VALID_SALT = re.compile(r"[!-~]{1,256}")
 
@@ -26,7 +26,7 @@ class Headers(Protocol):
 
 
 class Asked(NamedTuple):
-    """What the headers of a request ask for."""
+    """The options and the salt in a request's headers."""
 
     options: dict[str, str]
     salt: str | None = None
@@ -36,20 +36,20 @@ def read(headers: Headers) -> Asked:
     """Read and check the headers.
 
     Raises:
-        ConfigError: a header is there twice, or its value is not allowed.
+        ConfigError: a header was sent twice, or its value is not allowed.
     """
     found = {}
     for name in (*OPTIONS, SALT):
         values = [*headers.getlist(name), *headers.getlist(name.replace("x-pic-", THROUGH_GATEWAYS))]
-        # Two of them may be a client's and a gateway's.
+        # A client and a gateway may both send it.
         if len(values) > 1:
-            raise ConfigError(f"header {name}: is there {len(values)} times; send it once.")
+            raise ConfigError(f"header {name}: sent {len(values)} times; send it once.")
         if values:
             found[name] = values[0]
     salt = found.pop(SALT, None)
     if salt is not None and not _VALID_SALT.fullmatch(salt):
         raise ConfigError(
-            f"header {SALT}={shown(salt)}: must be 1 to 256 printable ASCII characters without spaces; send another."
+            f"header {SALT}={shown(salt)}: must be 1 to 256 printable ASCII characters without spaces; change it."
         )
     options = {OPTIONS[name]: value for name, value in found.items()}
     try:
@@ -60,10 +60,10 @@ def read(headers: Headers) -> Asked:
 
 
 def put(asked: Asked, request: Any) -> None:
-    """Put what headers ask for into SGLang's `GenerateReqInput`, as if its body had brought it.
+    """Write options and salt to SGLang's `GenerateReqInput`, as if they had been in its body.
 
     Raises:
-        ConfigError: the body asks for something else.
+        ConfigError: the body has other values.
     """
     if asked.salt is not None:
         given = request.cache_salt

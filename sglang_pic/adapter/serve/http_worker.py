@@ -1,6 +1,6 @@
 """The application of an HTTP server with several tokenizer workers, in whose processes SGLang loads no plugins.
 
-The main process names it in SGLang's variable for the application's path. The import is the entry point.
+SGLang's variable for the application's path names this module; importing it installs the hooks.
 """
 
 from __future__ import annotations

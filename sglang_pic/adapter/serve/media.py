@@ -1,7 +1,4 @@
-"""The core's tokens of a request, and what a server without images knows of media: nothing.
-
-`features/images.py` has the servers that move images; elsewhere requests with media are computed.
-"""
+"""The core's tokens of a request, with media; `TextOnly` is for servers that do not move images (`features/images`)."""
 
 from __future__ import annotations
 
@@ -19,22 +16,22 @@ class Media(NamedTuple):
     """The images of one prompt, in order."""
 
     spans: tuple[Span, ...]
-    """Where they are."""
+    """Their positions."""
     firsts: tuple[int, ...]
-    """Their first core tokens; the others follow one by one."""
+    """Their first core tokens; the others count up from there."""
 
     def over(self, tokens: Tokens) -> Tokens:
-        """The core's tokens of the beginning of the prompt, from SGLang's in int32, which are changed in place."""
+        """Replace the images' ids in the first tokens of the prompt by core tokens, in place; returns `tokens`."""
         for (start, end), first in zip(self.spans, self.firsts, strict=True):
             tokens[start:end] = np.arange(first, first + len(tokens[start:end]), dtype=tokens.dtype)
         return tokens
 
 
 class TextOnly:
-    """A server that moves no images."""
+    """A server that moves no images: requests with media are computed."""
 
     def read(self, req: Req) -> Media | None:
-        """The images of a request that brings media; `None` where its prompt cannot be served."""
+        """The images of a request with media; `None` if it cannot be spliced."""
         return None
 
     def ids(self, tokens: Tokens) -> array[int]:
@@ -42,11 +39,11 @@ class TextOnly:
         return array("q", tokens.astype(np.int64).tobytes())
 
     def turns(self, runs: Sequence[Run], tokens: Tokens) -> list[int | None]:
-        """By how many positions the keys of each run turn; `None` for its shift."""
+        """The positions by which each run's keys are rotated; `None` for its shift."""
         return [None for _ in runs]
 
 
 def tokens_of(req: Req, end: int | None = None) -> Tokens:
-    """The core's tokens of what is to be prefilled of a request, or of the first `end` of it."""
+    """The core's tokens of a request's prefill, or the first `end` of them."""
     tokens, media = as_tokens(req.full_untruncated_fill_ids[:end]), req.pic.media
     return tokens if media is None else media.over(tokens)

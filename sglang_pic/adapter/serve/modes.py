@@ -19,7 +19,7 @@ from sglang_pic.config import PicConfig
 logger = logging.getLogger(__name__)
 
 SWITCH_KEY: Final = "pic_mode"
-"""What `/set_internal_state` takes, which takes numbers alone: 0 for `off`, 1 for `auto`."""
+"""The key of `/set_internal_state`, which takes numbers only: 0 for `off`, 1 for `auto`."""
 
 MODE_OFF: Final = Metric(
     "sglang:pic_mode_off", MetricKind.GAUGE, "1 while an operator has switched splicing off on this server, else 0."
@@ -31,7 +31,7 @@ class Cause(Enum):
     """Why a request is served with mode `off`."""
 
     REQUEST = "request"
-    """It asks for that."""
+    """Its own option."""
     REQUIRE_SALT = "require_salt"
     OPT_OUT = "opt_out"
     MODE = "mode"
@@ -42,7 +42,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
     """The part of `/server_info` on modes; keys and salts are not shown."""
 
     is_on: bool
-    """Whether no operator has switched splicing off."""
+    """False while an operator has switched splicing off."""
     mode: Mode
     share: float
     require_salt: bool
@@ -58,7 +58,7 @@ class Modes:
 
     Args:
         config: the operator's settings.
-        mode: of requests that name none, if it is not the configuration's.
+        mode: the default mode of requests, if it is not the configuration's.
         series: exports `METRICS`.
     """
 
@@ -68,11 +68,11 @@ class Modes:
         self._opt_in, self._opt_out = frozenset(self._config.opt_in), frozenset(self._config.opt_out)
         self._num_off: Counter[Cause] = Counter()
         self.is_on = True
-        """Whether no operator has switched splicing off."""
+        """False while an operator has switched splicing off."""
 
     def decide(self, req: Req, asked: Mode | None) -> Mode:
-        """The mode of a request that asks for `asked`; what keeps requests out counts more than what lets them in."""
-        # SGLang ends the key with the id of the request's adapter.
+        """The mode of a request with the option `asked`; settings that exclude it come before those that include it."""
+        # SGLang appends the id of the request's adapter to the key.
         extra_key = (req.extra_key or "").removesuffix(req.lora_id or "")
         names = {name for name in (extra_key, req.cache_salt) if name}
         cause = None
@@ -101,7 +101,7 @@ class Modes:
         )
 
     def report(self) -> ModeReport:
-        """What `/server_info` shows."""
+        """The part of `/server_info`."""
         return ModeReport(
             is_on=self.is_on,
             mode=self._mode,
@@ -113,7 +113,7 @@ class Modes:
         )
 
     def install(self) -> None:
-        """Let `/set_internal_state`, which reaches every rank, switch splicing; SGLang applies the hook later."""
+        """Register the hook by which `/set_internal_state`, sent to every rank, switches splicing."""
 
         def refuse(value: float) -> str:
             return "" if value in (0, 1) else "must be 0 (off) or 1 (auto)."
@@ -121,14 +121,11 @@ class Modes:
         server_info.take(SWITCH_KEY, refuse, lambda value: self.switch(Mode.AUTO if value else Mode.OFF))
 
     def _shares(self, session: str) -> bool:
-        """Whether a session is among the share; one that nothing names is not."""
+        """Whether a session is among the `share`; a request without a session is not."""
         drawn = int.from_bytes(hashlib.blake2b(session.encode("utf8", "surrogatepass"), digest_size=8).digest())
         return bool(session) and drawn < self._config.share * 2**64
 
 
 def _session_of(req: Req, extra_key: str) -> str:
-    """What names the session of a request, empty for nothing.
-
-    Its `session_id`, else its routing key, which routers of sessions send, else its salt and key.
-    """
+    """The session of a request: its `session_id`, else its routing key, else its key and salt; may be empty."""
     return req.session_id or req.routing_key or "\x1f".join(filter(None, (extra_key, req.cache_salt)))

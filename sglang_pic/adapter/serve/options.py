@@ -32,27 +32,27 @@ class Skills(Enum):
     """Where pinned rows may be spliced."""
 
     FAR = "far"
-    """Where any other rows may."""
+    """Where other rows may: the context rule applies."""
     NEAR = "near"
-    """Anywhere, near the prompt's end too."""
+    """Also near the prompt's end."""
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed options."""
 
     mode: Mode | None = None
-    """`None` takes the server's own."""
+    """`None` for the server's own."""
     overrides: dict[str, int | str] = {}
-    """Settings of the reuse policy that this request sets; the server's hold for the others."""
+    """Settings of the reuse policy that this request sets."""
     skills: Skills = Skills.FAR
     pin: str | None = None
-    """The name under which the prompt is pinned when the request has been served."""
+    """The name under which the prompt is pinned when the request has finished."""
     unpin: str | None = None
-    """The name of a pin that is given back when the request has been served."""
+    """The name of a pin that is released when the request has finished."""
 
     @property
     def names_pins(self) -> bool:
-        """Whether there is something to do for pins when the request has been served."""
+        """Whether the request pins or unpins."""
         return self.pin is not None or self.unpin is not None
 
     def policy(self, server: ReusePolicy) -> ReusePolicy:
@@ -62,7 +62,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(base, **self.overrides) if self.overrides else server
 
     def lane(self, server: ReusePolicy) -> str | None:
-        """The lane that `preset` and `edit` ask for; `None` where both are the server's own."""
+        """The lane of the request's `preset` and `edit`; `None` if both are the server's own."""
         policy = self.policy(server)
         asked = [name for name in ("preset", "edit") if getattr(policy, name) != getattr(server, name)]
         return " ".join(getattr(policy, name) for name in asked) or None
@@ -75,15 +75,15 @@ SETTINGS = {
     for name, setting in settings_of(ReusePolicy).items()
     if name in ("preset", "seam_tokens", "tail_tokens", "edit")
 }
-"""The settings of the reuse policy that a request may set, with the bounds that hold for requests."""
+"""The settings of the reuse policy that a request may set, with the bounds for requests."""
 _KEYS = ("mode", *SETTINGS, "skills", "pin", "unpin")
 
 
 def parse_options(custom_params: object) -> RequestOptions:
-    """Parse the options out of a request's `custom_params`, where they are under the key `pic`.
+    """Parse the options in a request's `custom_params`, under the key `pic`.
 
     Raises:
-        ConfigError: naming the value, what is allowed and what to do.
+        ConfigError: it names the value, the allowed ones and what to do.
     """
     if not isinstance(custom_params, Mapping) or custom_params.get("pic") is None:
         return RequestOptions()
@@ -113,7 +113,7 @@ def parse_options(custom_params: object) -> RequestOptions:
 
 
 def shown(value: object) -> str:
-    """A client can send megabytes, and the error goes to the log too."""
+    """A short representation of a value for errors: clients can send megabytes."""
     text = reprlib.Repr()
     text.maxlevel, text.maxstring, text.maxother = 2, 100, 100
     return text.repr(value)

@@ -1,4 +1,4 @@
-"""Decides for every request whether it is reused at all, and what of it is spliced from where."""
+"""Decides whether a request may reuse rows, plans its runs and locks their donors."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Planning:
     Args:
         index: the chunk index.
         config: the operator's settings.
-        cost: what computing and splicing cost here, or `None` to take every run that is long enough.
+        cost: measured costs, or `None` to take every run that is long enough.
         max_sequences: most virtual sequences of one batch.
         max_keys: most keys of all of them, each counted as long as the longest.
-        features: may serve a request as if it had opted out, and shape its plan.
-        faults: say whether splicing is switched off; by default there are none.
-        modes: say whether an operator has switched it off.
-        host: has rows in host memory, on servers with HiCache.
-        windows: has the rows of layers with sliding windows, where these have a pool of their own.
-        media: has the images, where they can be moved.
-        steps: of the model's positions, which rows keep to.
+        features: may divert a request, and change the options of its plan.
+        faults: may have switched splicing off; none by default.
+        modes: an operator may have switched splicing off.
+        host: rows in host memory, on servers with HiCache.
+        windows: rows of layers with sliding windows, if these have a pool of their own.
+        media: images, on servers that move them.
+        steps: the model's steps of positions.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Planning:
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
         self.place_waits = False
-        """A request that goes by its place in the batch had to wait for a batch without splices."""
+        """Whether a request of `goes_by_place` waits for a batch without splices."""
 
     def refusal(self, req: Req) -> Fallback | None:
-        """Why this request neither reuses nor donates, or `None`."""
+        """Why the request neither reuses nor donates, or `None`."""
         state: RequestState = req.pic
         if state.options.mode is Mode.OFF:
             return Fallback.OFF
@@ -75,7 +75,7 @@ class Planning:
         return state.judged.refusal
 
     def _judge(self, req: Req) -> Judged:
-        """Whether a request may reuse, by itself."""
+        """Whether the request may reuse, by its own properties."""
         has_media, logprob_start = req.multimodal_inputs is not None, _logprob_start(req)
         media = self.media.read(req) if has_media else None
         in_sink = min(self._config.core.sink_tokens + 1, len(req.origin_input_ids))
@@ -92,7 +92,7 @@ class Planning:
         return Judged(next((reason for holds, reason in reasons if holds), None), media)
 
     def diversion(self, state: RequestState) -> Fallback | None:
-        """Why a request that had not opted out is served as if it had; `None` where it is not."""
+        """Why the request is served as if it had opted out, or `None`."""
         if state.diverted is not None:
             return state.diverted
         if not self.modes.is_on:
@@ -100,26 +100,26 @@ class Planning:
         return self._features.diversion(state)
 
     def plan(self, req: Req, tree: Tree, *, max_gaps: int, prefix_len: int | None = None, num_before: int = 0) -> None:
-        """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`.
+        """Plan the rest of the request, and lock its donors; the plan is put into `req.pic.pending`.
 
         Args:
-            req: the request; a plan that it has already is replaced.
-            tree: where the donors' rows are.
-            max_gaps: virtual sequences that the batch has room for.
-            prefix_len: tokens that the row is going to have, if these are more than it has now.
+            req: the request; its earlier plan is replaced.
+            tree: the radix tree.
+            max_gaps: virtual sequences that the batch can take.
+            prefix_len: tokens before the plan, if more than `req.prefix_len`.
             num_before: tokens that the batch computes already.
 
         Raises:
-            Exception: no donor is locked then.
+            Exception: as the index and the tree do; no donor is locked then.
         """
         state: RequestState = req.pic
         state.drop_plan()
-        # A rest that is too short to be planned is still computed because of what an earlier chunk's plan found.
+        # `guarded` of an earlier chunk's plan stays: a rest too short to be planned may be computed because of it.
         state.last_plan.dropped, state.last_plan.lost = {}, None
         policy = state.options.policy(self._config.core)
         start = req.prefix_len if prefix_len is None else prefix_len
         num_left = len(req.full_untruncated_fill_ids) - start
-        # What is pinned is computed: only rows that were not spliced are donors.
+        # A pinned prompt is computed: spliced rows are not donors.
         is_short = num_left <= policy.min_run_tokens
         if is_short or state.is_faulty or state.options.pin is not None or self.refusal(req) is not None:
             return
@@ -133,7 +133,7 @@ class Planning:
             raise
 
     def resolver(self, tree: Tree) -> TreeResolver:
-        """Looks donors up for one plan, those with rows on the host too."""
+        """A resolver for one plan."""
         return TreeResolver(tree, self._index.names, self._host, self._windows, media=self.media)
 
     def _options(
@@ -157,7 +157,7 @@ class Planning:
         state: RequestState = req.pic
         plan = self._best_plan(req, resolver, tokens, start, options)
         state.last_plan = LastPlan(plan.dropped, plan.changed_fields, plan.guarded)
-        # Before the locks change hands: an exception finds all of them with the resolver.
+        # Before `keep_locks_of`: after an exception the resolver must have all locks.
         turns = self.media.turns(plan.runs, tokens)
         rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
@@ -170,17 +170,17 @@ class Planning:
             self._index.plan(namespace, tokens, prefix_len=start, options=options, resolve=resolver)
             for namespace in donor_namespaces(req)
         ]
-        # Where neither splices anything, the one that says why.
+        # If neither splices anything, the one with reasons.
         return max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
 
 
 def tree_namespace(req: Req) -> Namespace:
-    """Where the request's rows are in the tree."""
+    """The namespace of the request's rows in the tree."""
     return Namespace(req.extra_key, req.cache_salt)
 
 
 def donor_namespaces(req: Req) -> list[Namespace]:
-    """Where the request's donors may be: among its own rows, and among those of the namespace that its lane is in."""
+    """The namespaces of the request's donors: its own lane, and the namespace without a lane unless it is stricter."""
     state, own = req.pic, tree_namespace(req)
     if state.lane is None or state.is_stricter:
         return [own]
@@ -189,9 +189,8 @@ def donor_namespaces(req: Req) -> list[Namespace]:
 
 
 def _logprob_start(req: Req) -> int | None:
-    """From where on the request wants logprobs, or `None`: those positions have to be computed.
+    """The position from which the request wants logprobs, all of which are computed, or `None`.
 
-    Of its prompt, or from the prompt's end on: after a retraction its answer so far is prefilled, and SGLang takes the
-    logprobs of that again.
+    After a retraction it may be the prompt's end: the answer so far is prefilled, and needs its logprobs again.
     """
     return int(req.logprob_start_len) if req.return_logprob and req.logprob_start_len >= 0 else None

@@ -1,4 +1,4 @@
-"""Tells the chunk index which rows a request computed itself, so that they become donors."""
+"""Publishes a request's rows to the chunk index: those that it computed become donors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, rows_from_sto
 
 
 class Publication:
-    """Fills the chunk index.
+    """Publishes to the chunk index.
 
     Args:
-        index: what is filled.
-        delimiters: ids of tokens that open or close a message, where text is cut anew.
+        index: the chunk index.
+        delimiters: ids of tokens that open or close a message, where cutting restarts.
     """
 
     def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
@@ -26,15 +26,13 @@ class Publication:
     def publish(
         self, req: Req, path_len: int, *, adopted_from: int, adopted_again: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Note which of the request's rows it computed itself, and which were spliced, by `rows_of_request`.
-
-        The text is cut in `settle`, after the answer, or before the next plan.
+        """Publish the request's rows by `rows_of_request`; text is cut in `settle`, or before the next plan.
 
         Args:
-            req: the request; its rows are in the tree.
-            path_len: how many.
-            adopted_from: those before were there already.
-            adopted_again: but of these the tree had rows on the host only, and took ours for the device.
+            req: the request.
+            path_len: tokens whose rows are in the tree.
+            adopted_from: first position whose row the tree adopted.
+            adopted_again: spans before that which the tree had on the host only, and adopted for the device.
         """
         state: RequestState = req.pic
         if state.matched_len is None:
@@ -53,12 +51,12 @@ class Publication:
             self.index.note(tree_namespace(req), tokens, published, self._delimiters)
 
     def publish_loaded(self, namespace: Namespace, tokens: Tokens, start: int, exact_end: int) -> None:
-        """Note the rows of a path that came from a store, from `start` on; up to `exact_end` they are exact."""
+        """Publish the rows of a path from `start` on, loaded from a store; before `exact_end` they are exact."""
         published = rows_from_store(start, len(tokens), exact_end, self.index.config.max_generation)
         self.index.note(namespace, tokens, published, self._delimiters)
 
     def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:
-        """Whether the rows of a path have no more changed fields behind them than donors may have."""
+        """Whether the generation of a path's rows is at most `max_generation`."""
         return self.index.generation(namespace, tokens) <= self.index.config.max_generation
 
     def unknown(self, namespace: Namespace, tokens: Tokens, start: int, least: int) -> list[Span]:
@@ -70,13 +68,13 @@ class Publication:
         return self.index.exactness(namespace, tokens)
 
     def prefix_of(self, req: Req) -> Exactness:
-        """What is known of the rows that a request's row begins with, `req.prefix_len` of them."""
+        """The exactness of a request's exact prefix, `[0, req.prefix_len)`."""
         if not req.prefix_len or is_apart(req):
             return Exactness(exact_len=req.prefix_len)
         return self.index.exactness(tree_namespace(req), tokens_of(req, req.prefix_len))
 
     def settle(self) -> None:
-        """Publish what was noted.
+        """Apply the publications that wait.
 
         Raises:
             Exception: a publication failed.
@@ -85,9 +83,9 @@ class Publication:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every change of the index was carried out."""
+        """As `ContentIndex.is_whole`."""
         return self.index.is_whole
 
     def flush(self) -> None:
-        """The tree was emptied: there are no donors."""
+        """Empty the index."""
         self.index.flush()

@@ -1,5 +1,4 @@
-"""The hooks on SGLang's scheduler: options and namespace of a request, our admission, chunk hits in responses, new
-weights."""
+"""The hooks on SGLang's scheduler: options and namespace of a request, admission, counts in responses, new weights."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
     """Register the hooks; SGLang applies them when its registry is applied.
 
     Args:
-        tree: asked where splicing is switched off; its donors and pins do not outlive the weights.
+        tree: the radix tree.
         policy: the server's own.
-        modes: how requests may be served.
+        modes: decide which requests may be spliced.
     """
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
@@ -53,22 +52,21 @@ def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
 
 
 def install_details() -> None:
-    """Register the hook that shows chunk hits in responses."""
+    """Register the hook that shows spliced tokens in responses."""
     hook(__name__, "SchedulerOutputStreamer.get_cached_tokens_details", _details)
 
 
 def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, epoch: Epoch = FIRST) -> None:
-    """Give a new request its state, and the key under which its rows are in the tree.
+    """Set `req.pic`, and `req.extra_key`, the key of the request's rows in the tree.
 
-    `policy` and `modes` are the server's, for what the request does not say; `epoch` is what has happened so far. Where
-    it raises, the request's own key is as it was.
+    `policy` and `modes` are the server's. If a feature raises, the key is unchanged.
     """
-    # The front end has refused bad options and keys with HTTP 400; what came another way is served exactly.
+    # The front end has answered bad options and keys with HTTP 400; a request that came another way is not spliced.
     extra_key = unmarked(req.extra_key, req.lora_id)
     try:
         options = parse_options(req.sampling_params.custom_params)
         if extra_key != req.extra_key:
-            raise ConfigError("its extra_key has a mark of the plugin's.")
+            raise ConfigError("its extra_key contains a mark reserved for the plugin.")
     except ConfigError as error:
         logger.warning("sglang_pic: request %s is served with mode off: %s", req.rid, error)
         options = RequestOptions(mode=Mode.OFF)
@@ -88,7 +86,7 @@ def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, 
 
 
 def serve_apart(req: Req) -> None:
-    """Have a request whose reception failed served as if it had opted out."""
+    """Serve a request whose `receive` failed as if it had opted out."""
     namespace = Namespace(unmarked(req.extra_key, req.lora_id), req.cache_salt, req.lora_id)
     req.pic = RequestState(RequestOptions(mode=Mode.OFF), namespace=namespace)
     keep_apart(req)
@@ -99,7 +97,7 @@ def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:
 
 
 def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict[str, Any] | None:
-    """Show chunk hits as parts of the device's and the host's, which SGLang and its benchmark add up."""
+    """Show spliced tokens as parts of the device's and the host's, which SGLang and its benchmark add up."""
     counts: Counts = req.pic.counts
     if result is None and not counts.guarded:
         return None

@@ -1,6 +1,6 @@
-"""Resolves donors in the radix tree: a donor's path is matched again, which proves that its rows are resident.
+"""Resolves donors in the radix tree: matching a donor's path again proves that its rows are resident.
 
-The match refreshes the path's age. A lock holds the rows until they have been copied.
+The match refreshes the path's age; a lock keeps the rows until they have been copied.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from sglang_pic.core import Path, RowNames, Span, intersect_spans
 
 
 class _Resident(NamedTuple):
-    """A path that was found: its leading tokens that are there, their slots in int64, and the end of the lock on it."""
+    """A matched path: how many leading tokens are resident, the slots of those on the device, int64, and its lock."""
 
     length: int
     slots: torch.Tensor
     on_host: OnHost
-    """What follows them."""
+    """The rows after them."""
     unlock: Callable[[], object]
     node: Any
-    """The tree's, at their end."""
+    """The tree's node at the end of `slots`."""
     holes: Sequence[Span] = ()
-    """Spans of them whose window rows are gone."""
+    """Spans whose window rows were evicted."""
 
 
 class ResolveError(Exception):
-    """Looking a donor up failed; the cause says how."""
+    """Resolving a donor failed; see its cause."""
 
 
 class TreeResolver:
     """The `Resolver` of one request's plans, for donors of any `Namespace`.
 
-    Rows that left the device for the host are resident, too. It holds locks until `keep_locks_of` or `release`. A tree
-    for a draft model of EAGLE's kind names a row by its token and the next one: of a path that is there the last token
-    has no row.
+    It locks them until `keep_locks_of` or `release`. Rows on the host are resident, too. A tree for a draft model of
+    EAGLE's kind identifies a row by its token and the next one, so the last token of a path has no row.
     """
 
     def __init__(
@@ -61,10 +60,10 @@ class TreeResolver:
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
-        """How many leading tokens of `path` are resident; what lies beyond `end` need not be looked at.
+        """How many leading tokens of `path` are resident; may stop at `end`.
 
         Raises:
-            ResolveError: the tree, or our use of it, raised.
+            ResolveError: matching or locking failed.
         """
         known = self._found.get(path)
         if known is not None and known.length >= end:
@@ -73,8 +72,8 @@ class TreeResolver:
             return self._find(path, end, known)
 
     def _find(self, path: Path, end: int, known: _Resident | None) -> int:
-        # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again
-        # carries several runs: it is matched to its end, once.
+        # The tree matches whole pages: match to the end of the last token's page. A path that is resolved again has
+        # several runs: it is matched to its end, once.
         page_size, beyond = self._names
         wanted = -(-(end - beyond) // page_size) * page_size + beyond
         tokens = path.tokens(min(wanted, len(path)) if known is None else None)
@@ -87,7 +86,7 @@ class TreeResolver:
         num_rows = len(slots) + len(on_host.slots)
         length, unlock = num_rows + beyond if num_rows else 0, self._lock(result, on_host)
         found = _Resident(length, slots, on_host, unlock, result.last_device_node)
-        # NOTE: the path is locked all the time, and an exception finds exactly one lock on it.
+        # NOTE: the path is locked at every moment, and has exactly one lock if an exception is raised.
         self._found[path] = found
         if known is not None:
             known.unlock()
@@ -96,7 +95,7 @@ class TreeResolver:
         return found.length
 
     def _lock(self, match: MatchResult, on_host: OnHost) -> Callable[[], object]:
-        """Lock what a match found, on the device and on the host; returns what unlocks it."""
+        """Lock the rows of a match, on the device and on the host; returns the function that unlocks them."""
         unlock = partial(self._tree.unlock, self._tree.lock(match.last_device_node))
         if self._host is None or not on_host.nodes:
             return unlock
@@ -106,18 +105,18 @@ class TreeResolver:
             return locks.pop_all().close
 
     def num_on_host(self, path: Path, start: int, end: int) -> int:
-        """How many rows of `[start, end)` on a path that was resolved up to them are on the host."""
+        """How many rows of `[start, end)` of a path, resolved up to `end`, are on the host."""
         return end - max(start, min(end, len(self._found[path].slots)))
 
     def missing(self, path: Path, start: int, end: int) -> list[Span]:
-        """The parts of `[start, end)` on a path that was resolved up to them whose window rows are gone."""
+        """The parts of `[start, end)` of a path, resolved up to `end`, whose window rows were evicted."""
         return intersect_spans(self._found[path].holes, start, end)
 
     def rows(self, path: Path, start: int, end: int) -> Rows:
-        """Where the rows of `[start, end)` are on a path that was resolved up to them: `[end - start]` in all.
+        """The slots of the rows `[start, end)` of a path, resolved up to `end`.
 
         Raises:
-            ResolveError: as before.
+            ResolveError: locking window rows failed.
         """
         with _looking_up(path):
             return self._rows(path, start, end)
@@ -140,7 +139,7 @@ class TreeResolver:
         return rows._replace(window_slots=window_slots)
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
-        """The locks of `paths`, each once, which the caller closes; every other lock is given back."""
+        """The locks of `paths`, each once, which the caller closes; all others are released."""
         kept, locks = set(paths), ExitStack()
         for path in list(self._found):
             found = self._found.pop(path)
@@ -151,7 +150,7 @@ class TreeResolver:
         return locks
 
     def release(self) -> None:
-        """Give every lock back."""
+        """Release all locks."""
         self.keep_locks_of([]).close()
 
 

@@ -1,6 +1,6 @@
-"""Where the rows of a donor's path are: on the device, and on what a feature adds to it.
+"""Where the rows of a donor's path are: on the device, on the host, in a pool for sliding windows.
 
-A path that is in the tree has rows on the device up to some token. `HostRows` has those behind them in host memory,
+A path in the tree has rows on the device up to some token. `HostRows` has the rows after it in host memory,
 `WindowRows` those of layers with sliding windows in a pool of their own.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OnDevice(NamedTuple):
-    """Rows `[start, end)` of the path to a node of the tree, which the device has or is being given."""
+    """Rows `[start, end)` of the path to a node of the tree, on the device or being loaded to it."""
 
     node: Any
     start: int
@@ -27,7 +27,7 @@ class OnDevice(NamedTuple):
 
 
 class OnHost(NamedTuple):
-    """What follows the device's part of a path: host slots in int64, in host memory, and the tree's nodes."""
+    """The rows after a path's part on the device: host slots, int64, in host memory, and the tree's nodes."""
 
     slots: torch.Tensor
     nodes: list[int]
@@ -37,32 +37,31 @@ NOTHING: Final = OnHost(torch.empty(0, dtype=torch.int64), [])
 
 
 class Rows(NamedTuple):
-    """Where the rows of a run, or of any span of a path, are."""
+    """The slots of a span of a path, such as a run's donor."""
 
     slots: torch.Tensor
-    """Of the first tokens, on the pool's device, int64."""
+    """Slots of the first tokens, on the pool's device, int64."""
     on_device: OnDevice | None = None
-    """Where `slots` are in the tree; None where they are of nobody's path."""
+    """The place of `slots` in the tree; None if they are in no path."""
     host_slots: torch.Tensor | None = None
-    """The host's slots of the rest, int64, in host memory."""
+    """Host slots of the other tokens, int64, in host memory."""
     window_slots: torch.Tensor | None = None
-    """Of the same tokens as `slots`, read while the donor was locked, where windows have a pool of their own. Nothing
-    is on the host then."""
+    """Slots of the same tokens as `slots` in the pool for windows, if there is one; then nothing is on the host."""
     turn: int | None = None
-    """By how many positions the keys turn; None where that is the run's shift. Nothing is on the host otherwise."""
+    """Positions by which the keys are rotated; None for the run's shift. If set, nothing is on the host."""
 
 
 class HostRows(Protocol):
-    """Rows in host memory, which a splice reads where they are."""
+    """Rows in host memory, which a splice reads directly."""
 
     def find(self, match: Any) -> OnHost:
-        """What a match of the tree's found on the host."""
+        """The rows on the host of a match of the tree."""
 
     def lock(self, found: OnHost, locks: ExitStack) -> None:
-        """Keep the rows where they are until `locks` is closed."""
+        """Lock the rows until `locks` is closed."""
 
     def wait_for_loads(self, stream: Any, donors: Sequence[OnDevice]) -> None:
-        """Have a stream wait for loads that write rows of donors on the device."""
+        """Have a stream wait for loads that write donors' rows on the device."""
 
     def hold(self, locks: ExitStack, num_tokens: int, events: tuple[Any, Any]) -> None:
         """Close `locks` when the work of the current stream between two events is done on all ranks."""
@@ -72,10 +71,10 @@ class WindowRows(Protocol):
     """Rows of layers with sliding windows, in a pool of their own."""
 
     def holes(self, key: RadixKey, end: int) -> Sequence[Span]:
-        """The spans of the first `end` tokens of a path whose window rows are gone, ascending."""
+        """The spans of the first `end` tokens of a path whose window rows were evicted, ascending."""
 
     def lock(self, node: Any, start: int, end: int, locks: ExitStack) -> None:
-        """Keep the window rows of `[start, end)` on the path to `node`, which is locked, until `locks` is closed."""
+        """Lock the window rows of `[start, end)` on the path to `node`, which is locked, until `locks` is closed."""
 
     def slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """The window slots of rows that are there and locked, int64."""
+        """The window slots of resident, locked rows, int64."""

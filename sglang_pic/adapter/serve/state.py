@@ -1,7 +1,4 @@
-"""What the adapter remembers of one request while SGLang serves it.
-
-It hangs on SGLang's `Req` as the attribute `pic`, set when the request is built.
-"""
+"""The adapter's state of one request: the attribute `pic` of SGLang's `Req`, set when the request is built."""
 
 from __future__ import annotations
 
@@ -23,47 +20,46 @@ from sglang_pic.core import DropReason, Exactness, Plan, Run, Span, Tokens, comm
 
 
 class Counted(NamedTuple):
-    """Spliced tokens."""
+    """Numbers of tokens."""
 
     spliced: int = 0
     behind_change: int = 0
-    """Of them, spliced behind a changed field."""
+    """Those of `spliced` after a changed field."""
     fetched: int = 0
-    """Of them, read from the host."""
+    """Those of `spliced` that are read from the host."""
     stored: int = 0
-    """Of those, brought there from a store for this request."""
+    """Those of `fetched` that were prefetched from a store for this request."""
 
 
 class Move(NamedTuple):
-    """A part of a run whose rows are copied together: all of them from the device, or all from the host."""
+    """A part of a run that is copied from the device, or from the host."""
 
     run: Run
     """The part, as a run of its own."""
     slots: torch.Tensor
-    """Where they are read, int64: slots of the device's pool, or of the host's, in host memory."""
+    """Slots to read, int64: of the device's pool, or of the host's, in host memory."""
     shift: int
-    """By how many positions their keys turn."""
+    """Positions by which the keys are rotated."""
     window_slots: torch.Tensor | None = None
-    """Their slots in the pool for windows, where there is one."""
+    """The slots in the pool for windows, if there is one."""
     on_device: OnDevice | None = None
-    """Where in the tree the device has them."""
+    """The place of the slots in the tree."""
 
 
 @dataclass(slots=True)
 class PendingSplice:
-    """A plan on its way to the forward pass, with its donors' slots."""
+    """A plan that waits for the forward pass, with its donors' slots."""
 
     plan: Plan
     rows: list[Rows]
-    """For each run where it is read from. A plan that was clipped since has fewer and shorter runs: the first ones."""
+    """Each run's donor rows. If the plan was clipped, it has fewer and shorter runs: the first ones."""
     locks: ExitStack = field(default_factory=ExitStack)
-    """Keeps the donors' rows in the tree. Whoever holds the splice closes it, once the rows have been copied or are not
-    needed any more."""
+    """Locks on the donors' rows; closed when the copy is queued or the plan is dropped."""
     host: HostRows | None = None
-    """Has the rows that are in host memory, on servers with HiCache."""
+    """The rows in host memory, on servers with HiCache."""
 
     def moves(self) -> tuple[list[Move], list[Move]]:
-        """What is copied: from the device, and from the host."""
+        """The copies from the device, and from the host."""
         moves, fetches = list[Move](), list[Move]()
         for run, rows in zip(self.plan.runs, self.rows[: len(self.plan.runs)], strict=True):
             slots, shift = rows.slots[: run.num_tokens], run.shift if rows.turn is None else rows.turn
@@ -78,100 +74,97 @@ class PendingSplice:
 
     @property
     def num_fetched(self) -> int:
-        """Tokens that are read from the host."""
+        """Tokens read from the host."""
         return sum(move.run.num_tokens for move in self.moves()[1])
 
 
 class Epoch(NamedTuple):
-    """What had happened before a request was received; rows of another epoch are not for it."""
+    """Events before a request was received; it reuses no rows of another epoch."""
 
     generation: int = 0
-    """How often its namespace had been switched on again."""
+    """How often its namespace was switched on again."""
     num_weights: int = 0
-    """How often the weights had changed: rows of more than one set donate nothing."""
+    """How often the weights changed; rows of several sets are not donors."""
     restarts: int = 0
-    """How often the chunk index had been lost to a fault."""
+    """How often a fault emptied the chunk index."""
 
 
 FIRST: Final = Epoch()
 
 
 class Judged(NamedTuple):
-    """Whether a request may reuse and donate, by itself: SGLang lets go of its media before its rows."""
+    """Whether a request may reuse and donate, by its own properties; kept because SGLang frees its media early."""
 
     refusal: Fallback | None = None
     media: Media | None = None
-    """Its images, if it has some that can be moved."""
+    """Its images, if it has any that can be moved."""
 
 
 @dataclass(slots=True)
 class LastPlan:
-    """What is to be counted of the last plan, should its chunk be admitted."""
+    """Counts of the last plan, for metrics if its chunk is admitted."""
 
     dropped: dict[DropReason, int] = field(default_factory=dict)
     """Candidate runs that were left out, by reason."""
     changed_fields: tuple[Span, ...] = ()
     """The changed fields in its donors' contexts."""
     guarded: tuple[Span, ...] = ()
-    """What is computed because of them."""
+    """Spans computed because of them."""
     lost: Fallback | None = None
-    """Why it was dropped as a whole."""
+    """Why the whole plan was dropped."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was counted of a request so far, in tokens."""
+    """Counts of a request so far, in tokens."""
 
     chunk_hit: int = 0
-    """Spliced."""
+    """Spliced tokens; the next three as in `Counted`."""
     behind_change: int = 0
-    """Of them, behind a changed field."""
     fetched: int = 0
-    """Of them, read from the host."""
     stored: int = 0
-    """Of those, brought there from a store for this request."""
     guarded: int = 0
-    """Computed because of a changed field."""
+    """Tokens computed because of a changed field."""
     inherited: int = 0
-    """Of its first exact prefix match, those counted as approximate."""
+    """Approximate tokens of its first exact prefix match."""
     fields: set[Span] = field(default_factory=set)
-    """The changed fields that were counted."""
+    """The changed fields counted so far."""
 
 
 class SplicedRows(NamedTuple):
-    """A span of a request's row that holds spliced rows."""
+    """A span of a request that was spliced."""
 
     start: int
     end: int
     generation: int
-    """How many changed fields they have before them."""
+    """Changed fields that its rows depend on."""
 
 
 @dataclass(slots=True)
 class RequestState:
-    """The adapter's side of one request, each part written by the station that owns it.
+    """The adapter's state of one request, each part written by the station that owns it.
 
-    A plan is made by `planning.py`, clipped and kept or dropped at admission, and taken by the forward pass. A request
-    that leaves before that drops its plan when its row is released.
+    A plan is made by `planning.py`, clipped at admission, and taken by the forward pass. A request that ends before
+    drops its plan when its rows are released.
     """
 
     # `receive.py`
     options: RequestOptions
     namespace: Namespace = field(default_factory=Namespace)
-    """As the client named it, with the request's LoRA adapter and without our marks."""
+    """The client's namespace, with the request's LoRA adapter and without our marks."""
     lane: str | None = None
-    """Where in its namespace its rows are, as `tree_key` takes it."""
+    """The lane of its rows in the namespace, as for `tree_key`."""
     is_stricter: bool = False
-    """The server's preset is bolder than the request's: what it computed may stand behind what it spliced."""
+    """Whether the server's preset is bolder than the request's: rows without a lane may depend on bolder splices."""
     epoch: Epoch = FIRST
     diverted: Fallback | None = None
-    """Why it is served as if it had opted out, although it did not ask for that; `tree.py` sets it, too."""
+    """Why it is served as if it had opted out; set by `tree.py`, too."""
     # `tree.py`
     is_faulty: bool = False
-    """Whether its reuse failed with an exception; the rest of it is computed."""
+    """Whether an exception ended its reuse; the rest is computed."""
     # `planning.py`
     judged: Judged | None = None
-    """None until it was asked for."""
+    """Set by the first call of `refusal`."""
     pending: PendingSplice | None = None
     """The plan that waits for the forward pass."""
     last_plan: LastPlan = field(default_factory=LastPlan)
@@ -179,19 +172,19 @@ class RequestState:
     matched_len: int | None = None
     """Tokens of the first exact prefix match; `None` until the request is admitted."""
     prefix: Exactness = field(default_factory=Exactness)
-    """What is known of their rows."""
+    """Exactness of their rows."""
     spliced: list[SplicedRows] = field(default_factory=list)
     """Ascending."""
     last_chunk: tuple[int, Counted] = field(default_factory=lambda: (0, Counted()))
-    """Where the chunk that was admitted last begins, and what was added for it to `counts`."""
-    # `accounting.py`
+    """Start of the last admitted chunk, and the numbers added to `counts` for it."""
+    # `account.py`
     counts: Counts = field(default_factory=Counts)
     # Features
     of_features: dict[str, Any] = field(default_factory=dict)
-    """What features keep of the request, each under its name."""
+    """The features' own state of the request, by name."""
 
     def drop_plan(self, reason: Fallback | None = None) -> None:
-        """Give the plan up, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""
+        """Drop the plan, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""
         if self.pending is not None:
             self.pending.locks.close()
             self.pending = None
@@ -205,11 +198,11 @@ class RequestState:
 
     @property
     def whole(self) -> tuple[Span, ...]:
-        """Where its images are."""
+        """The spans of its images."""
         return () if self.media is None else self.media.spans
 
     def admit(self, start: int, end: int, *, first_chunk: bool) -> Plan | None:
-        """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; returns the clipped plan."""
+        """Clip the plan to the admitted chunk `[start, end)`, and return it."""
         if first_chunk:
             self.matched_len = start
         self.last_chunk = start, Counted()
@@ -225,7 +218,7 @@ class RequestState:
         return self.counts.inherited > 0 and not self.counts.chunk_hit
 
     def take_plan(self) -> PendingSplice | None:
-        """Hand the plan and its donors' locks to the forward pass; `None` where there is nothing to splice."""
+        """Give the plan with its donors' locks to the caller; `None` if it has no runs."""
         pending, self.pending = self.pending, None
         if pending is not None and not pending.plan.runs:
             pending.locks.close()
@@ -233,7 +226,7 @@ class RequestState:
         return pending
 
     def undo_admission(self) -> int:
-        """Take back the splice of the chunk that was admitted last; returns how many tokens were counted for it."""
+        """Undo the splice of the last admitted chunk; returns the spliced tokens counted for it."""
         self.drop_plan()
         start, counted = self.last_chunk
         self.spliced = [rows for rows in self.spliced if rows.start < start]
@@ -242,7 +235,7 @@ class RequestState:
         return counted.spliced
 
     def count(self, plan: Plan | None) -> Counted:
-        """Count what the chunk that was admitted last splices."""
+        """Count the spliced tokens of the last admitted chunk."""
         start, counted = self.last_chunk
         if plan is not None:
             fetched = 0 if self.pending is None else self.pending.num_fetched
@@ -260,18 +253,18 @@ class RequestState:
         self.counts.stored += counted.stored
 
     def release_row(self) -> None:
-        """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
+        """Forget the request's rows after its end or a retraction; a later prefill starts again."""
         self.drop_plan()
         self.matched_len, self.prefix, self.last_chunk = None, Exactness(), (0, Counted())
         self.spliced.clear()
 
 
 LOADED_PATHS: Final = "loaded"
-"""Of `of_features`: paths that were loaded for the request from a store, with their tokens and from where on."""
+"""Key of `of_features`: `(tokens, start)` of paths whose rows from `start` on were prefetched for the request."""
 
 
 def _num_loaded(run: Run, loaded: Sequence[tuple[Tokens, int]]) -> int:
-    """How many rows of a run were loaded from a store for its request."""
+    """How many rows of a run were prefetched from a store for its request."""
     found = 0
     for tokens, start in loaded:
         end = min(run.donor_end, len(tokens))
@@ -289,22 +282,22 @@ def _part(run: Run, start: int, end: int) -> Run:
 
 
 def is_apart(req: Req) -> bool:
-    """Whether the request's rows are kept apart from spliced ones, in the namespace of those that opted out."""
+    """Whether the request's rows are in the lane of requests that opted out, without spliced rows."""
     state: RequestState = req.pic
-    # A later turn of a streaming session goes on with the row of the first, whatever it asks for itself.
+    # Later turns of a streaming session continue with the first turn's rows, whatever their options.
     is_streaming = req.session is not None and bool(req.session.streaming)
     return state.options.mode is Mode.OFF or state.diverted is not None or is_streaming
 
 
 def keep_apart(req: Req) -> None:
-    """Give a request that holds no row the key of those that opted out."""
+    """Move a request that has no rows yet to the lane of requests that opted out."""
     state: RequestState = req.pic
     state.lane = OFF_LANE
     req.extra_key = tree_key(state.namespace.extra_key, adapter=state.namespace.adapter, lane=OFF_LANE)
 
 
 def goes_by_place(req: Req) -> bool:
-    """Whether SGLang reads or writes something of the request at its tokens' places in the flat batch.
+    """Whether SGLang finds inputs or outputs of the request by its tokens' places in the flat batch.
 
     A batch with such a request cannot be narrowed to its gaps.
     """

@@ -1,4 +1,4 @@
-"""One line a minute in the log, while there is traffic: what was reused, what that saved, and how far answers drift."""
+"""One line a minute in the log, while there is traffic: tokens by source, saved time, and the features' summaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_pic.adapter.serve.feature import Features
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 60.0
-"""A line covers at least so long."""
+"""Least time between two lines."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class TrafficLog:
     """Sums admitted requests, and logs the sums with the first request after a minute.
 
     Args:
-        features: have a part of the line each.
+        features: each may add a part to the line.
         clock: in seconds.
     """
 
@@ -39,14 +39,14 @@ class TrafficLog:
         self._sums: _Sums | None = None
 
     def note(self, *, is_new: bool, prefix: int, spliced: int, computed: int, saved_us: float) -> None:
-        """Enter an admitted prefill chunk.
+        """Add an admitted prefill chunk.
 
         Args:
-            is_new: whether it is the first one of its request.
+            is_new: whether it is the request's first one.
             prefix: tokens of the exact prefix hit.
             spliced: spliced tokens.
             computed: computed tokens.
-            saved_us: what splicing saved, in microseconds.
+            saved_us: estimated time that splicing saved, in microseconds.
         """
         now = self._clock()
         if self._sums is not None and now - self._sums.began_at >= INTERVAL_S:

@@ -1,4 +1,4 @@
-"""`PicRadixCache`: SGLang's radix tree, which tells the rest of this package what happens to rows."""
+"""`PicRadixCache`: SGLang's radix tree, which notifies this package of inserted, released and flushed rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sglang_pic.adapter.sglang.seams import Req
 
 
 class PicRadixCache(UnifiedRadixCache):
-    """SGLang's unified radix cache with a chunk index beside it.
+    """SGLang's unified radix cache with a chunk index.
 
-    SGLang hands the tree to admission, so what admission needs hangs here: planning, accounting, features.
+    SGLang passes the tree to admission, which finds planning, accounting and features in it.
     """
 
     planning: Planning
@@ -49,14 +49,14 @@ class PicRadixCache(UnifiedRadixCache):
         faults: Faults | None = None,
         features: Features | None = None,
     ) -> None:
-        """What the tree serves with from here on; they know the tree, so it is there before them."""
+        """Set the tree's collaborators, which are built with the tree and therefore after it."""
         self.planning, self.accounting, self.publication = planning, accounting, publication
         self.faults, self.features = faults or Faults(), features or Features()
         self._serves = True
         self._forget()
 
     def reset(self) -> None:
-        """Forget everything, as the tree does on a flush or a change of weights."""
+        """Empty the tree and the index, on a flush or a change of weights."""
         super().reset()
         if self._serves:
             self._forget()
@@ -76,17 +76,17 @@ class PicRadixCache(UnifiedRadixCache):
         is_admitted: bool = False,
         in_pass: bool = False,
     ) -> None:
-        """Note a fault, and have requests computed in full.
+        """Count a fault, and have requests computed in full.
 
         Args:
-            reqs: those whose reuse failed.
-            reason: what failed.
+            reqs: the requests whose reuse failed.
+            reason: the step that failed.
             error: the exception.
-            is_admitted: a chunk of them was admitted, and no pass computed it yet.
-            in_pass: in the middle of a forward pass.
+            is_admitted: whether a chunk of them was admitted that no pass has computed.
+            in_pass: during a forward pass.
 
         Raises:
-            Exception: `error` itself, where going on would not help or tensor-parallel ranks would differ.
+            Exception: `error` itself if the device is lost or ranks would differ.
         """
         for req in reqs:
             req.pic.is_faulty = True
@@ -97,8 +97,8 @@ class PicRadixCache(UnifiedRadixCache):
         self.faults.note(reason, error, in_pass=in_pass)
         is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self.publication.is_whole
         if is_lost or self.faults.is_off:
-            # NOTE: the index may not know of rows in the tree whether they may be donors, and how many changed fields
-            # they have behind them. So later requests do not find those rows.
+            # NOTE: the index does not know which rows of the tree are spliced, nor their generations. So later requests
+            # must not match those rows.
             self.faults.num_restarts += 1
             self.publication.flush()
             for feature in self.features:
@@ -106,14 +106,14 @@ class PicRadixCache(UnifiedRadixCache):
 
     @contextmanager
     def guarded(self, reason: Fallback, reqs: Iterable[Req] = ()) -> Iterator[None]:
-        """Note an exception as a fault, as `recover` does, and go on."""
+        """Turn an exception into a fault, as `recover` does."""
         try:
             yield
         except Exception as error:
             self.recover(reqs, reason, error)
 
     def make_room(self) -> bool:
-        """Have a feature give slots back, or locks on rows, if one has any; they are evicted or free then."""
+        """Have a feature return slots or release locks on rows; False if none has any."""
         for feature in self.features:
             try:
                 if feature.make_room(self):
@@ -124,7 +124,7 @@ class PicRadixCache(UnifiedRadixCache):
         return False
 
     def change_weights(self) -> None:
-        """Forget donors: their rows are of other weights, even if SGLang keeps them as prefixes."""
+        """Forget all donors: their rows were computed with other weights, even if SGLang keeps them as prefixes."""
         self.num_weights += 1
         self.publication.flush()
         for feature in self.features:
@@ -132,7 +132,7 @@ class PicRadixCache(UnifiedRadixCache):
                 feature.on_weights(self)
 
     def match_prefix(self, params: base.MatchPrefixParams) -> base.MatchResult:
-        """Match as SGLang does; what waits when splicing is switched off is kept apart from spliced rows."""
+        """Match as SGLang does; a request that waited while splicing was switched off gets no spliced rows."""
         req = params.req
         if req is not None and not is_apart(req) and (reason := self.planning.diversion(req.pic)) is not None:
             req.pic.diverted = reason
@@ -142,11 +142,11 @@ class PicRadixCache(UnifiedRadixCache):
         return result
 
     def evictable_size(self) -> int:
-        """Slots that SGLang can have: the tree's, and those that features borrowed."""
+        """Evictable slots: the tree's, and those that features borrowed."""
         return int(super().evictable_size()) + self.features.num_slots
 
     def full_evictable_size(self) -> int:
-        """The same, where windows have a pool of their own."""
+        """The same of the main pool, if windows have a pool of their own."""
         return int(super().full_evictable_size()) + self.features.num_slots
 
     def swa_evictable_size(self) -> int:
@@ -154,7 +154,7 @@ class PicRadixCache(UnifiedRadixCache):
         return int(super().swa_evictable_size()) + self.features.num_slots
 
     def evict_for_alloc(self, params: base.EvictParams, **kwargs: Any) -> base.EvictResult:
-        """Evict as SGLang does; where that is not enough features give back what they have borrowed or locked."""
+        """Evict as SGLang does; if that is not enough, features return borrowed slots and release locks."""
         free, free_windows = self._free_slots()
         wanted, wanted_windows = free + params.num_tokens, free_windows + params.swa_num_tokens
 
@@ -174,14 +174,14 @@ class PicRadixCache(UnifiedRadixCache):
         return result
 
     def _free_slots(self) -> tuple[int, int]:
-        """Of the pool, and of the one for windows if there is one."""
+        """Free slots of the pool, and of the pool for windows if there is one."""
         allocator = self.token_to_kv_pool_allocator
         if not self.supports_swa():
             return allocator.available_size(), 0
         return allocator.full_available_size(), allocator.swa_available_size()
 
     def insert(self, params: base.InsertParams) -> base.InsertResult:
-        """Insert as SGLang does, noting what the tree adopted for the publication that follows."""
+        """Insert as SGLang does; records the adopted rows for `checkpoint_into_tree`."""
         params.track_adopted_ranges |= self.supports_swa()
         result = super().insert(params)
         if self._inserted is not None:
@@ -189,7 +189,7 @@ class PicRadixCache(UnifiedRadixCache):
         return result
 
     def checkpoint_into_tree(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
-        """Hand the request's row to the tree, then note what it computed."""
+        """Insert the request's rows into the tree, then publish them."""
         self._inserted = []
         try:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
@@ -202,7 +202,7 @@ class PicRadixCache(UnifiedRadixCache):
             self._inserted = None
 
     def flush_pending_backups(self) -> None:
-        """Publish what was noted: SGLang calls this after the answers of a batch have left."""
+        """Apply waiting publications: SGLang calls this after the answers of a batch were sent."""
         super().flush_pending_backups()
         with self.guarded(Fallback.FAULT_PUBLICATION):
             self.publication.settle()
@@ -211,11 +211,11 @@ class PicRadixCache(UnifiedRadixCache):
                 feature.on_settled(self)
 
     def is_outdated(self, req: Req) -> bool:
-        """Whether the weights changed after a request was received: it neither donates nor pins."""
+        """Whether the weights changed since the request was received: it neither donates nor pins."""
         return bool(req.pic.epoch.num_weights != self.num_weights)
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
-        """Have features take note of a request that was served, and forget what its row held."""
+        """Notify features of a finished request, and reset its state."""
         super().on_release(req, checkpointed=checkpointed)
         if checkpointed and not isinstance(req.finished_reason, FINISH_ABORT | None):
             for feature in self.features:
@@ -225,10 +225,10 @@ class PicRadixCache(UnifiedRadixCache):
 
 
 def adopted_again(result: base.InsertResult) -> list[tuple[int, int]]:
-    """Of what an insertion found in the tree, the spans that have new rows on the device.
+    """The spans that an insertion found in the tree and gave new rows on the device.
 
-    They were on the host only, or had lost their window rows. Of the latter the tree takes the new window rows, and all
-    others too unless somebody has locked those that it has.
+    They were on the host only, or had lost their window rows. In the latter case the tree adopts the new window rows,
+    and the others too unless its own are locked.
     """
     adopted = result.adopted_ranges or {}
     spans = adopted.get(ComponentType.SWA) or adopted.get(ComponentType.FULL, [])
