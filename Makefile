@@ -203,14 +203,6 @@ soak: setup ## SECONDS=600 of overload and faults: nothing lost, leaked, stale o
 	$(BIN)/sglang-pic model tiny-gqa .models/tiny-gqa
 	$(BIN)/python -m pic_bench.soak --model .models/tiny-gqa --seconds $(SECONDS) $(ARGS)
 
-.versions/smg:
-	$(PIP) install -qq --target $@ 'smg==1.13.0'
-
-.PHONY: fleet
-fleet: setup .versions/smg ## 3 servers behind the real gateway, by its own policies and by content (needs haproxy); runs/fleet/page.md; ARGS='--kill 30'
-	$(MAKE_MODEL)
-	$(BIN)/python -m pic_bench.fleet --model $(MODEL_DIR) --logs runs/fleet --page runs/fleet/page.md $(ARGS)
-
 .PHONY: lint
 lint: setup ## ruff, mypy, import-linter, codespell
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """What servers tell and what a router makes of it: messages, the thread that sends them, and the sidecar itself.
 
-Servers are stand-ins, HAProxy is real; `make fleet` has real servers.
+Servers are stand-ins, HAProxy is real.
 """
 
 from __future__ import annotations

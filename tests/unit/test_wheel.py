@@ -126,7 +126,6 @@ def test_every_verb_runs_in_an_environment_with_nothing_else(
         "census": ["sample:opendevin"],
         "explain": ["clock:sample:agents", "--out", tmp_path / "page.html"],
         "report": [tmp_path / "demo"],
-        "simulate": ["gen:random?sessions=2", "--hours", "1"],
     }
     asked = []
     for verb, words in runs.items():

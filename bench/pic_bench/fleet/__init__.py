@@ -1,1 +1,0 @@
-"""Several servers behind SGLang's gateway, with its own policies and with `sglang-pic route`."""
