@@ -6,7 +6,7 @@ Where a new workload goes: a file with a subclass of `Options` (its lengths, eac
 
 from __future__ import annotations
 
-from pic_generate.catalogue import WORKLOADS, generate, partition_shift
+from pic_generate.catalogue import WORKLOADS, generate
 from pic_generate.options import Option, Options, list_options
 
-__all__ = ["WORKLOADS", "Option", "Options", "generate", "list_options", "partition_shift"]
+__all__ = ["WORKLOADS", "Option", "Options", "generate", "list_options"]

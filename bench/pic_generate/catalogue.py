@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pic_traces.errors import TraceError
@@ -45,9 +45,6 @@ WORKLOADS = {
 }
 """Every generator by the name in `gen:NAME`; Irminsul's five, those of other agents, and the control."""
 
-_IRMINSUL_HEADERS = (50, 250, 1000, 2000)
-"""Header lengths of the partition-shift test of Irminsul (arXiv:2605.05696), in tokens."""
-
 
 def generate(spec: str) -> Iterator[Session]:
     """Yield the sessions of a generator spec, `gen:NAME?key=value&...`.
@@ -65,8 +62,3 @@ def generate(spec: str) -> Iterator[Session]:
     except TraceError as error:
         raise TraceError(f"{spec}: {error}") from error
     return options.write(studio)
-
-
-def partition_shift(lengths: Sequence[int] = _IRMINSUL_HEADERS) -> list[str]:
-    """The specs of a partition-shift sweep: `agent_meta` with ever longer changing headers, all else equal."""
-    return [f"gen:agent_meta?header={length}" for length in lengths]

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 
 import msgspec
-from pic_traces.encode.encoded import EncodedCall, Encoder, Tokens
+from pic_traces.encode.encoded import EncodedCall, Encoder
 from pic_traces.session import Session
 
 from sglang_pic.census.changes import changed_fields
@@ -112,7 +112,6 @@ class Cache:
         tokens, path = encoded.tokens, encoded.path
         self._refs[ref.number] = ref
         self._learn()
-        self.load(tokens, ref.number)
         match = self.prefixes.match(tokens)
         prefix = self.index.exactness(NAMESPACE, tokens[: match.prefix_len])
         plan = self._plan(tokens, prefix_len=match.prefix_len)
@@ -129,7 +128,6 @@ class Cache:
         )
         if rows is not None:
             self.index.note(NAMESPACE, path, rows, self.encoder.delimiters)
-        self.write(path, stored)
         return Outcome(
             ref=ref,
             agent=agent,
@@ -143,12 +141,6 @@ class Cache:
             guarded=plan.guarded,
             is_aged=DropReason.GENERATION in plan.dropped,
         )
-
-    def load(self, tokens: Tokens, call: int) -> None:
-        """Before a prompt is matched: bring rows from elsewhere. Here there is no elsewhere."""
-
-    def write(self, path: Tokens, start: int) -> None:
-        """After a path is published: keep its rows from `start` on elsewhere, too."""
 
     def _resolve(self, path: Path, end: int) -> int:
         return self.prefixes.resident_len(path.tokens(end))

@@ -14,15 +14,14 @@ import msgspec
 import pytest
 from fidelity_records import Asked, StandIn, recorded
 from pic_bench.fidelity import arms as fidelity_arms
-from pic_bench.fidelity.arms import CONTROLS, EXACT, FULL, STALE, Arm, parse_policy, place_sessions
+from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm, parse_policy, place_sessions
 from pic_bench.fidelity.cases import edits
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, place_blocks
 from pic_bench.fidelity.cases.edits import DISTANCES, Template, edit_job, edit_jobs, templates
-from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.tasks import MAX_ANSWER_TOKENS, read_call, same_call, task_jobs
-from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.config import QUICK_SIZES, Sizes
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.measure import Unrealised, check_realised, measure
 from pic_bench.fidelity.record import Donors, Experiment, TemplateSet
 from pic_bench.fidelity.target import NOBODY, Recorded
@@ -42,17 +41,11 @@ def text(model_dir: Callable[[str], Path]) -> ModelText:
     return ModelText(model_dir("smollm2"))
 
 
-@pytest.fixture(scope="module")
-def pool(text: ModelText) -> TextPool:
-    return TextPool("sample", trace_texts("sample:opendevin"), text)
-
-
 def check_case(case: Case) -> None:
     """Every block has its ids in a donor, at another place, and neither neighbour is equal."""
-    for kind, donors in case.donors.items():
-        for number, block in enumerate(case.blocks):
+    for (donor,) in case.donors.values():
+        for block in case.blocks:
             ids = case.prompt[block.start : block.end]
-            donor = donors[number] if kind is Donors.ISOLATED else donors[0]
             start = find_block(donor, ids)
             assert MIN_HEADER <= start != block.start
             assert donor[start - 1] != case.prompt[block.start - 1]
@@ -61,42 +54,12 @@ def check_case(case: Case) -> None:
             assert donor[after] != case.prompt[block.end]
 
 
-def test_a_grid_prompt_and_its_donors_and_arms(text: ModelText, pool: TextPool) -> None:
-    sizes = msgspec.structs.replace(QUICK_SIZES, prompts=2, blocks=(1, 2, 16))
-    jobs = list(grid_jobs(sizes, pool, text, 0))
-    assert jobs == list(grid_jobs(sizes, pool, text, 0))
-    assert len({tuple(job.case.prompt) for job in jobs}) == len(jobs) == 6
-    for job, num_blocks in zip(jobs, sizes.blocks * 2, strict=True):
-        case = job.case
-        check_case(case)
-        assert [end - start for start, end in case.blocks] == [80] * num_blocks
-        assert (len(case.donors[Donors.ISOLATED]), len(case.donors[Donors.CONTEXT])) == (num_blocks, 1)
-        places = [find_block(case.donors[Donors.CONTEXT][0], case.prompt[start:end]) for start, end in case.blocks]
-        assert num_blocks == 1 or all(sorted(places).index(at) != i for i, at in enumerate(places)), "another order"
-        assert len(case.gold) == 32
-        assert len(case.prompt) - case.blocks[-1].end == 24, "the tail is computed"
-        # Block, tail and gold of the last passage are one piece of the text.
-        passage = text.text(case.prompt[case.blocks[-1].start :] + case.gold)
-        assert any(passage in document for document in trace_texts("sample:opendevin"))
-    arms = jobs[0].arms
-    assert arms[:3] == CONTROLS
-    assert len({arm.label for arm in arms}) == len(arms) == 3 + 2 * (3 + 1)
-    assert all(not arm.rotate and arm.seam_tokens == 1 for arm in arms if arm.name == "naive")
-    assert {arm.seam_tokens for arm in arms[3:] if arm.rotate} == {*sizes.seams}
-
-
-def test_blocks_of_a_prompt_share_no_passage(text: ModelText) -> None:
-    pool = TextPool("repeats", ["one two three four five six seven eight nine ten. " * 40], text)
-    with pytest.raises(BenchError, match="too little text"):
-        pool.cut(random.Random(0), [80, 80])
-
-
 def test_a_block_that_would_grow_is_refused() -> None:
     header = list(range(100, 160))
     for target, donor, said in (
         ((header, [[1, 2]], [3] * 20), (header[:50], [[9, 7], [8, 2]], [4]), "before a block"),
         ((header, [[1, 2]], [3] * 20), (header[:50], [[9, 7], [8, 6]], [3]), "after a block"),
-        ((header, [[1, 2]], [3] * 20), (header, [[9, 7], [8, 6]], [4]), "differ in length"),
+        ((list(range(100, 232)), [[1, 2]], [3] * 20), (header[:50], [[9, 7], [8, 6]], [4]), "differ in length"),
         (([1], [[2]], [3]), (header, [[9, 7], [8, 6]], [4]), "sink"),
     ):
         frames = (Frame(header=head, markers=markers, closing=end) for head, markers, end in (target, donor))
@@ -249,8 +212,8 @@ def test_a_question_set_is_read_one_question_of_each_item_first(tmp_path: Path) 
 
 def test_what_was_not_spliced_as_meant_is_found() -> None:
     blocks = (Span(50, 130), Span(140, 220))
-    case = Case(experiment=Experiment.GRID, name="c", source="s", prompt=[1] * 300, gold=[], blocks=blocks)
-    arm = Arm(name="seam-8", donors=Donors.ISOLATED, overrides={"seam_tokens": 8})
+    case = Case(experiment=Experiment.QA, name="c", source="s", prompt=[1] * 300, gold=[], blocks=blocks)
+    arm = Arm(name="seam-8", donors=Donors.CONTEXT, overrides={"seam_tokens": 8})
     check_realised(case, arm, recorded([(58, 130), (148, 220)]), 1)
     check_realised(case, arm, recorded([(64, 128), (160, 208)]), 16)
     for spliced in ([(58, 130)], [(57, 130), (148, 220)], [(58, 130), (148, 221)], [(64, 128), (160, 208)], []):

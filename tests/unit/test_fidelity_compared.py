@@ -34,12 +34,12 @@ def cell_of(probes: Sequence[Probe]) -> Cell:
 def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
     """Likeliest tokens of four forced positions; at the third the full prefill hesitates."""
     text: Any = SimpleNamespace(text=str)
-    case = Case(experiment=Experiment.GRID, name="p0", source="s", prompt=[1] * 9, gold=[1, 2, 3, 4])
+    case = Case(experiment=Experiment.QA, name="p0", source="s", prompt=[1] * 9, gold=[1, 2, 3, 4])
     full, this = (recorded(positions=5, vocab=8) for _ in range(2))
     for at, (one, other) in enumerate([(1, 1), (2, 5), (3, 6), (4, 4)]):
         full.logits[at, one] = 9.0 if at != 2 else 2.0
         this.logits[at, other] = 9.0
-    found = compare(Reference(full), this, Arm(name="seam-1", donors=Donors.ISOLATED), case, "float32", text)
+    found = compare(Reference(full), this, Arm(name="seam-1", donors=Donors.CONTEXT), case, "float32", text)
     assert (found.sure_tokens, found.sure_flips, found.forced_agreement) == (3, 1, 0.5)
     again = msgspec.structs.replace(found, prompt="p1", sure_tokens=5, sure_flips=0)
     table = cell_table([cell_of([found, again])])
@@ -75,7 +75,7 @@ def test_tasks_count_where_the_full_prefill_is_right() -> None:
 
 
 def test_of_a_gap_of_a_few_points_no_share_is_shown() -> None:
-    arm, floor, narrow, full = ({(1, "p"): probe(score=score, kl=1 - score)} for score in (0.98, 0.9, 0.96, 1.0))
+    arm, floor, narrow, full = ({"p": probe(score=score, kl=1 - score)} for score in (0.98, 0.9, 0.96, 1.0))
     assert gap_recovered(arm, floor, full, "score") == pytest.approx(0.8)
     assert gap_recovered(arm, narrow, full, "score") is None
     assert gap_recovered(arm, narrow, full, "kl") == pytest.approx(0.5)
@@ -116,7 +116,7 @@ def test_intervals_are_those_of_all_draws_of_units(statistic: Statistic, most: i
 def two_arms(first: Callable[[int], float], second: Callable[[int], float], prompts: int = 10) -> list[Probe]:
     """The unrotated and the rotated arm, KL by number of the prompt."""
     kls = {"naive": first, "seam-1": second}
-    return [probe(arm=arm, prompt=f"p{i}", forced_kl=kl(i)) for arm, kl in kls.items() for i in range(prompts)]
+    return [probe(arm=arm, prompt=f"p{i}-0", forced_kl=kl(i)) for arm, kl in kls.items() for i in range(prompts)]
 
 
 def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> None:

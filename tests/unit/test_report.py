@@ -21,7 +21,7 @@ from fidelity_records import CONTROLS, probe
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import Run
 from pic_bench.environment import capture_environment
-from pic_bench.fidelity.record import Probe, append_lines
+from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.report import headline, write_report
 from pic_bench.out_folder import write_json
 from pic_bench.report.study import RESULTS
@@ -60,7 +60,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-FIDELITY = [f"fidelity-{name}" for name in ("edits", "grid", "opendevin-defaults", "qa")]
+FIDELITY = [f"fidelity-{name}" for name in ("edits", "opendevin-defaults", "qa")]
 KEPT: dict[str, Callable[[Path], object]] = {
     **dict.fromkeys(("demo", "demo-opendevin-sample", "off-equals-stock"), write_all),
     **dict.fromkeys(FIDELITY, write_report),
@@ -85,10 +85,8 @@ def test_a_report_is_made_again_alike_and_leaves_no_old_picture(name: str, tmp_p
     KEPT[name](folder)
     assert kept
     assert pages(folder) == kept
-    if name == "fidelity-grid":
-        shown = headline(folder)
-        assert "grid, float32, musique_hipporag.jsonl.gz, donors alone, runs: 16" in shown
-        assert "runs: 8" not in shown, "the largest place only"
+    if name == "fidelity-qa":
+        assert "qa, float32, musique_hipporag, donors in context" in headline(folder)
 
 
 def test_several_scenes_have_one_page_and_six_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,9 +222,9 @@ def test_the_page_is_one_file_and_well_formed(tmp_path: Path) -> None:
     config = {"model": "models/tiny & small", "dtypes": ["float32"], "min_chunk_hit": 256, "policies": ["default"]}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     write_json(tmp_path / "environment.json", msgspec.structs.replace(capture_environment(), cpu="A <CPU>"))
-    (tmp_path / "left_out.jsonl").write_text('{"experiment":"grid","dtype":"float32","prompt":"g","reason":"r"}\n{"exp')
-    written = report_of(tmp_path, [probe(num_blocks=n, text="the box holds a `seam-1` <b>") for n in (1, 4)])
-    assert "grid, float32: 1 prompt not spliced as meant" in written
+    (tmp_path / "left_out.jsonl").write_text('{"experiment":"qa","dtype":"float32","prompt":"g","reason":"r"}\n{"exp')
+    written = report_of(tmp_path, [probe(text="the box holds a `seam-1` <b>")])
+    assert "qa, float32: 1 prompt not spliced as meant" in written
     text = (tmp_path / "report.html").read_text("utf8")
     page = Page(text)
     assert page.fetched == []
@@ -238,8 +236,9 @@ def test_the_page_is_one_file_and_well_formed(tmp_path: Path) -> None:
 
 
 def test_what_the_figures_rest_on_is_said(tmp_path: Path) -> None:
-    probes = [probe(prompt=f"p{i}", top1_probability=0.1, text="a\n````\n## no heading") for i in range(3)]
-    written = report_of(tmp_path, [*probes, probe(arm="exact", prompt="p0", kl=0.0), probes[1]])
+    at = {"experiment": Experiment.TRACE}
+    probes = [probe(prompt=f"p{i}", top1_probability=0.1, text="a\n````\n## no heading", **at) for i in range(3)]
+    written = report_of(tmp_path, [*probes, probe(arm="exact", prompt="p0", kl=0.0, **at), probes[1]])
     assert "In 1 cell up to 2 prompts measured in one of arm and floor only" in written
     assert "(2 not paired)" in written
     assert "1 record measured again" in written
@@ -251,9 +250,8 @@ def test_what_the_figures_rest_on_is_said(tmp_path: Path) -> None:
 
 
 def test_controls_alone_make_a_report(tmp_path: Path) -> None:
-    summary = write_report(run_of(tmp_path, [probe(arm=arm, num_blocks=n, kl=0.0) for arm in CONTROLS for n in (1, 2)]))
-    assert (summary.comparisons, summary.worst, [*tmp_path.glob("*.svg")]) == ([], [], [])
-    assert "What a setting changes" not in (tmp_path / "report.md").read_text("utf8")
+    summary = write_report(run_of(tmp_path, [probe(arm=arm, kl=0.0) for arm in CONTROLS]))
+    assert (summary.worst, [*tmp_path.glob("*.svg")]) == ([], [])
     assert "exact" in headline(tmp_path)
 
 

@@ -86,10 +86,10 @@ _SETTINGS = {declared.short_name: declared for declared in settings_of(ReusePoli
 _TAKEN = ("full", "retest", "exact", "naive", "stale")
 
 
-def spliced_arms(seams: Sequence[int], donors: Sequence[Donors]) -> list[Arm]:
-    """Every block is spliced but for its seam: an arm for every seam and the naive one, once for each kind of donor."""
+def spliced_arms(seams: Sequence[int]) -> list[Arm]:
+    """Every block is spliced but for its seam: an arm for every seam, and the naive one."""
     kinds = [*(_EVERY_BLOCK.overriding(f"seam-{seam}", seam_tokens=seam) for seam in seams), NAIVE]
-    return [msgspec.structs.replace(arm, donors=kind) for kind in donors for arm in kinds]
+    return [msgspec.structs.replace(arm, donors=Donors.CONTEXT) for arm in kinds]
 
 
 def parse_policy(text: str) -> Arm:

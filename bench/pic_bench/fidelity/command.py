@@ -25,14 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, Path(__file__).with_name("options.toml"))
     add_options(parser, OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")
     for size in settings_of(Sizes).values():
-        several = isinstance(size.default, tuple)
         text = size.description[0].lower() + size.description[1:].removesuffix(".")
-        parser.add_argument(
-            f"--{size.name}",
-            type=_numbers if several else int,
-            metavar="N,N,..." if several else "N",
-            help=f"{text} (default: {_shown(size.default)}; --quick: {_shown(getattr(QUICK_SIZES, size.name))})",
-        )
+        usual, quick = ("all" if n is None else n for n in (size.default, getattr(QUICK_SIZES, size.name)))
+        help_ = f"{text} (default: {usual}; --quick: {quick})"
+        parser.add_argument(f"--{size.name}", type=int, metavar="N", help=help_)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,16 +70,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"sglang-pic: {checked}", file=sys.stderr)
     # No prompt to check is a failure too: CI must not pass because nothing was measured.
     return 0 if checks and all(checked.holds for checked in checks) else 1
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
-
-
-def _shown(size: int | tuple[int, ...] | None) -> str:
-    if isinstance(size, tuple):
-        return ",".join(map(str, size))
-    return "all" if size is None else str(size)
 
 
 def _config(args: argparse.Namespace) -> Config:

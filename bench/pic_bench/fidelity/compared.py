@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -17,20 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pic_bench.fidelity.record import Donors, Edit, Experiment, Probe
-from pic_bench.fidelity.summary import CONTROLS, Cell, Comparison, Contrast, Flips, Thresholds, seam_of
+from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Flips, Thresholds, seam_of
 from pic_bench.report.stats import Estimate, bootstrap, mcnemar, ratio
 
-SPLICED = {Donors.ISOLATED: "alone", Donors.CONTEXT: "in context"}
 FLOORS = {"exact": "exact hit", "retest": "full prefill again"}
 """The controls that show what differs with nothing spliced: the first that was measured is the floor."""
-Unit = tuple[int | None, str]
-"""A prompt, with its number of blocks: a prompt's name alone need not tell panels apart."""
-Arm = dict[Unit, Probe]
+Arm = dict[str, Probe]
+"""By prompt."""
 Pairs = Sequence[tuple[Probe, Probe]]
 
-_PLACE = ("experiment", "dtype", "source", "num_blocks", "group", "min_chunk_hit", "asked")
+_PLACE = ("experiment", "dtype", "source", "group", "min_chunk_hit", "asked")
 _MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "forced_agreement", "agreed_tokens", "answers_alike")}
-_MEANS |= {name: name for name in ("score", "exact_match", "right", "key_error")}
+_MEANS |= {name: name for name in ("score", "exact_match", "right")}
 _MEANS["top1"] = "top1_agrees"
 """Fields of records whose means are figures of a cell, by the figure's name."""
 _RECOVERED = {"kl": 0.0, "forced_kl": 0.0, "score": 0.05, "right": 0.05}
@@ -59,7 +57,6 @@ class Panel:
     experiment: Experiment
     dtype: str
     source: str
-    num_blocks: int | None
     group: str = ""
     min_chunk_hit: int = 0
     asked: int = 0
@@ -80,9 +77,11 @@ class Panel:
         """The control that shows what differs with nothing spliced; None where none was measured."""
         return next((name for name in FLOORS if self.arm(name, donors)), None)
 
-    def part(self, units: Set[Unit], *, group: str = "", min_chunk_hit: int = 0) -> Panel:
+    def part(self, prompts: Set[str], *, group: str = "", min_chunk_hit: int = 0) -> Panel:
         """The same arms on these prompts only; no arm that measured none of them."""
-        kept = {key: {unit: probe for unit, probe in arm.items() if unit in units} for key, arm in self.arms.items()}
+        kept = {
+            key: {prompt: probe for prompt, probe in arm.items() if prompt in prompts} for key, arm in self.arms.items()
+        }
         arms = {key: arm for key, arm in kept.items() if arm}
         return replace(self, group=group, min_chunk_hit=min_chunk_hit, arms=arms)
 
@@ -113,25 +112,23 @@ def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[P
     A trace with a default policy is looked at twice: all its calls, and those that reuse much under it; once where no
     other calls were measured. Prompts of EDITS are looked at by groups, those of TASKS also all together.
     """
-    panels: dict[tuple[Experiment, str, str, int | None], Panel] = {}
+    panels: dict[tuple[Experiment, str, str], Panel] = {}
     repeated = 0
     for probe in probes:
-        num_blocks = probe.num_blocks if probe.experiment is Experiment.GRID else None
-        unit = (probe.num_blocks, probe.prompt)
         for source in [probe.source, *([ALL_TASKS] if probe.experiment is Experiment.TASKS else [])]:
-            key = (probe.experiment, probe.dtype, source, num_blocks)
+            key = (probe.experiment, probe.dtype, source)
             arm = panels.setdefault(key, Panel(*key)).arms[probe.donors, probe.arm]
-            repeated += unit in arm and source == probe.source
-            arm[unit] = probe
-    # As experiments are declared, float32 before bfloat16, then by data and blocks.
+            repeated += probe.prompt in arm and source == probe.source
+            arm[probe.prompt] = probe
+    # As experiments are declared, float32 before bfloat16, then by data.
     order = list(Experiment)
-    ordered = sorted(panels, key=lambda key: (order.index(key[0]), key[1] != "float32", *key[1:3], key[3] or 0))
+    ordered = sorted(panels, key=lambda key: (order.index(key[0]), key[1] != "float32", *key[1:]))
     return [part for key in ordered for part in _parts(panels[key], thresholds)], repeated
 
 
-def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pairs:
+def pair_arms(first: Mapping[str, Probe], second: Mapping[str, Probe]) -> Pairs:
     """Pair two arms by prompt."""
-    return [(probe, second[unit]) for unit, probe in first.items() if unit in second]
+    return [(probe, second[prompt]) for prompt, probe in first.items() if prompt in second]
 
 
 def count_sure(probes: Iterable[Probe]) -> Flips | None:
@@ -153,35 +150,17 @@ def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
     ]
 
 
-def make_comparisons(panels: Sequence[Panel]) -> list[Comparison]:
-    """All comparisons of the grid that the records allow, those of one kind side by side."""
-    found: list[Comparison] = []
-    of = [panel for panel in panels if panel.experiment is Experiment.GRID]
-    for dtype in dict.fromkeys(panel.dtype for panel in of):
-        some = [panel for panel in of if panel.dtype == dtype]
-        where = f"{dtype}, {Experiment.GRID.value}"
-        for donors, words in SPLICED.items():
-            for what, first, second in _settings(some, donors):
-                found += _compared(what, f"{where}, {words}", [p.pair(first, second, donors) for p in some])
-        apart = [pair_arms(*(panel.arm("seam-1", donors) for donors in SPLICED)) for panel in some]
-        found += _compared("donors alone less in context, seam 1", where, apart)
-    order = list(dict.fromkeys(one.what for one in found))
-    return sorted(found, key=lambda one: order.index(one.what))
-
-
 def check_naive(probes: Iterable[Probe]) -> list[Checked]:
     """The check that CI makes of a run: keys that are not rotated must do harm, or nothing could be seen.
 
-    For every number format of GRID. A prompt counts once, and intervals draw texts. The KL is the mean over
-    the gold continuation: less noisy than one token's.
+    For every number format of QA; intervals draw the items that are asked about. The KL is the mean over the gold
+    answer: less noisy than one token's.
     """
-    panels = [panel for panel in make_panels(probes, Thresholds())[0] if panel.experiment is Experiment.GRID]
-    checks = []
-    for dtype in dict.fromkeys(panel.dtype for panel in panels):
-        some = [panel.pair("naive", "seam-1", donors) for panel in panels if panel.dtype == dtype for donors in SPLICED]
-        found = _compared("", dtype, some, "forced_kl")
-        checks.append(Checked(dtype, found[0].difference if found else None))
-    return checks
+    panels = [panel for panel in make_panels(probes, Thresholds())[0] if panel.experiment is Experiment.QA]
+    pairs: dict[str, list[tuple[Probe, Probe]]] = defaultdict(list)
+    for panel in panels:
+        pairs[panel.dtype] += panel.pair("naive", "seam-1", Donors.CONTEXT)
+    return [Checked(dtype, _difference(found, "forced_kl")) for dtype, found in pairs.items()]
 
 
 class Gated(NamedTuple):
@@ -211,17 +190,17 @@ def gate(probes: Iterable[Probe]) -> Gated:
     return Gated(kept, alike, computed)
 
 
-def grouped(prompts: Mapping[Unit, Probe]) -> dict[str, set[Unit]]:
+def grouped(prompts: Mapping[str, Probe]) -> dict[str, set[str]]:
     """The prompts of every group: all that depend on their field, these by each of `_GROUPS`, and the others."""
-    found: dict[tuple[str, str], set[Unit]] = defaultdict(set)
-    for unit, probe in prompts.items():
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for prompt, probe in prompts.items():
         assert probe.edit is not None, "records of EDITS say what was edited"
         if not probe.edit.family.is_gated:
-            found[UNAFFECTED, probe.edit.family.value].add(unit)
+            found[UNAFFECTED, probe.edit.family.value].add(prompt)
             continue
-        found[GATED, ""].add(unit)
+        found[GATED, ""].add(prompt)
         for name, at in _GROUPS.items():
-            found[name, str(at(probe.edit))].add(unit)
+            found[name, str(at(probe.edit))].add(prompt)
     return {f"{name}: {at}" if at else name: found[name, at] for name, at in sorted(found, key=_order)}
 
 
@@ -232,7 +211,7 @@ def gap_recovered(arm: Arm, floor: Arm, full: Arm, field: str) -> float | None:
     KVShareArena (arXiv:2609.10266), whose floor answers without the context; ours has it spliced without rotation.
     """
     shared = arm.keys() & floor.keys() & full.keys()
-    values = [[getattr(probes[unit], field) for unit in sorted(shared, key=str)] for probes in (arm, floor, full)]
+    values = [[getattr(probes[prompt], field) for prompt in sorted(shared)] for probes in (arm, floor, full)]
     if not shared or any(value is None for some in values for value in some):
         return None
     at, low, high = (fmean(some) for some in values)
@@ -257,13 +236,13 @@ def _order(group: tuple[str, str]) -> tuple[int, int, str]:
 def _parts(panel: Panel, thresholds: Thresholds) -> list[Panel]:
     """The panel, or the groups of its prompts that are looked at."""
     if panel.experiment is Experiment.EDITS:
-        return [panel.part(units, group=group) for group, units in grouped(panel.arm("full", Donors.NONE)).items()]
+        return [panel.part(some, group=group) for group, some in grouped(panel.arm("full", Donors.NONE)).items()]
     if panel.experiment is Experiment.TASKS:
         full = panel.arm("full", Donors.NONE)
-        right = panel.part({unit for unit, probe in full.items() if probe.right})
+        right = panel.part({prompt for prompt, probe in full.items() if probe.right})
         return [replace(right, asked=len(full))] if right.arms else []
     default = next((arm for (_, name), arm in panel.arms.items() if name == thresholds.default_policy), {})
-    kept = {unit for unit, probe in default.items() if probe.chunk_hit_tokens >= thresholds.min_chunk_hit}
+    kept = {prompt for prompt, probe in default.items() if probe.chunk_hit_tokens >= thresholds.min_chunk_hit}
     if panel.experiment is not Experiment.TRACE or not kept:
         return [panel]
     reusing = panel.part(kept, min_chunk_hit=thresholds.min_chunk_hit)
@@ -324,7 +303,7 @@ def _mcnemar(pairs: Pairs) -> float | None:
 def _recoveries(panel: Panel, donors: Donors, arm: str) -> list[tuple[float, str]]:
     """What an arm of EDITS recovers of each prompt, with the prompt's unit; nothing in other experiments."""
     full, stale = panel.arm("full", donors), panel.arm("stale", Donors.EDITED)
-    both = [(probe, full[unit], stale[unit]) for unit, probe in panel.arms[donors, arm].items() if unit in stale]
+    both = [(probe, full[name], stale[name]) for name, probe in panel.arms[donors, arm].items() if name in stale]
     return [(share, probe.unit) for probe, new, old in both if (share := recovered(probe, new, old)) is not None]
 
 
@@ -341,38 +320,6 @@ def _contrast(panel: Panel, donors: Donors, arm: str, baseline: str) -> Contrast
         top1=_difference(pairs, "top1_agrees"),
         computed_share=_ratio_of_sums(pairs, "computed_tokens"),
     )
-
-
-def _settings(panels: Sequence[Panel], donors: Donors) -> Iterator[tuple[str, str, str]]:
-    """The pairs of arms that say what a setting changes, each with its words."""
-    yield "not rotated less rotated, seam 1", "naive", "seam-1"
-    yield "seam 0 less seam 1", "seam-0", "seam-1"
-    longest = max((seam for p in panels for d, arm in p.arms if d is donors and (seam := seam_of(arm))), default=0)
-    if longest > 1:
-        yield f"seam 1 less seam {longest}", "seam-1", f"seam-{longest}"
-    if floor := next((name for p in panels if (name := p.floor(donors))), None):
-        yield f"seam 1 less {FLOORS[floor]}", "seam-1", floor
-
-
-def _compared(what: str, where: str, pairs: Iterable[Pairs], field: str = "kl") -> list[Comparison]:
-    """The comparison over all pairs, in which a prompt counts once; none of no pairs."""
-    by_prompt: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
-    for probe, *values in (both for some in pairs for both in _both(some, field)):
-        by_prompt[probe.source, probe.unit, probe.prompt].append((values[0], values[1]))
-    if not by_prompt:
-        return []
-    units = [(source, unit) for source, unit, _ in by_prompt]
-    means = np.array([np.mean(values, axis=0) for values in by_prompt.values()])
-    compared = Comparison(
-        what=what,
-        where=where,
-        n=len(means),
-        num_units=len(set(units)),
-        first=float(means[:, 0].mean()),
-        second=float(means[:, 1].mean()),
-        difference=bootstrap((means[:, 0] - means[:, 1]).tolist(), units=units),
-    )
-    return [compared]
 
 
 def _estimate(values: Iterable[tuple[float | None, str]]) -> Any:

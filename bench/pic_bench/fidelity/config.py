@@ -16,24 +16,15 @@ from pic_bench.fidelity.arms import RECORDED, place_sessions
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, TemplateSet, read_lines, whole_lines
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, claim_or_continue, read_json, write_whole
 from sglang_pic.core.settings import Range, check
-from sglang_pic.errors import ConfigError
 
 KIND = "fidelity"
-BLOCK_TOKENS = 80
-"""Of GRID. From 80 tokens on every repeated span of random text is found whole (study), so each block is one run."""
-MAX_BLOCKS = 16  # as many blocks have markers
-
-
 Number = Annotated[int, Range(0)]
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured; what is said of a field is also the help of its flag. Earlier runs name sizes more."""
 
-    prompts: Annotated[Number, "Prompts of grid for each number of blocks."] = 100
     questions: Annotated[Number, "Questions from each source."] = 60
-    blocks: Annotated[tuple[int, ...], "Numbers of blocks of grid."] = (1, 2, 4, 8, 16)
-    seams: Annotated[tuple[int, ...], "Seam tokens of grid."] = (0, 1, 2, 4, 8, 16, 32)
     edits: Annotated[Number, "Prompts of edits, from the templates in turn."] = 240
     tasks: Annotated[Number, "Prompts of each kind of task."] = 60
     length: Annotated[int, Range(1, 4), "How many times the usual documents the prompts of tasks have."] = 1
@@ -41,10 +32,6 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.blocks or not all(1 <= count <= MAX_BLOCKS for count in self.blocks):
-            raise ConfigError(f"blocks={list(self.blocks)!r}: must be numbers from 1 to {MAX_BLOCKS}.")
-        if not self.seams or not all(0 <= seam < BLOCK_TOKENS for seam in self.seams):
-            raise ConfigError(f"seams={list(self.seams)!r}: must be numbers from 0 to {BLOCK_TOKENS - 1}.")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +68,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             place_sessions((), order)
 
 
-QUICK_SIZES = Sizes(prompts=8, questions=4, calls=12, edits=16, blocks=(1, 4), seams=(0, 1, 8))
+QUICK_SIZES = Sizes(questions=4, calls=12, edits=16)
 
 
 PROBES = "probes.jsonl"

@@ -1,4 +1,4 @@
-"""The pictures of a fidelity report: KL against places or cost, and recovery against cost."""
+"""The pictures of a fidelity report: KL against cost, and recovery against cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pic_bench.fidelity.compared import GATED
 from pic_bench.fidelity.record import Experiment
 from pic_bench.fidelity.summary import CONTROLS, Cell
-from pic_bench.fidelity.tables import UNITS, arm_name, place_name
+from pic_bench.fidelity.tables import arm_name
 from pic_bench.report.figures import LINES, Drawing, colour, drawing, log_ticks, place
 from pic_bench.report.numbers import divergence, tick, two
 from pic_bench.report.stats import Estimate
@@ -35,7 +35,7 @@ class Picture(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A named line of estimates, each at a slot or share of the horizontal axis."""
+    """A named line of estimates, each at a share of the horizontal axis."""
 
     name: str
     points: Sequence[tuple[float, Estimate]]
@@ -50,24 +50,6 @@ def pictures_of(cells: Sequence[Cell], where: str) -> Iterator[Picture]:
     if experiment in (Experiment.TRACE, Experiment.EDITS):
         some = [cell for cell in cells if cell.group in ("", GATED)]
         yield from (_by_cost(some, what, where) for what in ("kl", "recovery") if any(getattr(c, what) for c in some))
-    elif len({cell.place for cell in cells}) > 1:
-        yield _by_place(cells, where)
-
-
-def _by_place(cells: Sequence[Cell], where: str) -> Picture:
-    """A curve for each of the arms that tell most: unrotated, seams 0, 1, 8 and the longest, a policy."""
-    unit = UNITS[cells[0].experiment]
-    places = sorted({cell.place for cell in cells if isinstance(cell.place, int)})
-    longest = max((cell.seam for cell in cells if cell.seam is not None), default=0)
-    curves: dict[str, list[tuple[float, Estimate]]] = {}
-    for cell in cells:
-        if cell.arm not in CONTROLS and cell.seam in (None, 0, 1, 8, longest) and isinstance(cell.place, int):
-            curves.setdefault(cell.arm, []).append((places.index(cell.place), cell.kl))
-    series = [Curve(arm_name(arm), points, "--" if arm == "naive" else "-") for arm, points in curves.items()]
-    floor = _floor([cell for cell in cells if cell.place == places[-1]])
-    title = f"KL against {unit}: {where}"
-    drawn = plot(title, series, floor, unit, slots=list(map(place_name, places)))
-    return Picture(slug("kl-by", unit, where), title, f"Naive is spliced without rotation. {_FOOT}", drawn)
 
 
 def _by_cost(cells: Sequence[Cell], what: str, where: str) -> Picture:
@@ -94,14 +76,12 @@ def plot(
     *,
     y_title: str = KL,
     done: str = "computed",
-    slots: Sequence[str] | None = None,
 ) -> Drawing:
     """Estimates with whiskers and tooltips, the floor as a band, and a legend.
 
     Args:
         y_title: of a divergence, on a logarithm, or `RECOVERY`.
         done: to the share of the prompt that stands on the horizontal axis.
-        slots: what stands at 0, 1, 2, ... of the horizontal axis; None where it is a share.
     """
     is_kl = y_title != RECOVERY
     write = divergence if is_kl else two
@@ -122,24 +102,18 @@ def plot(
             axes.axhline(*at(estimate.value), color=colour(FLOOR), linestyle="--", linewidth=1.4)
             axes.plot([], [], color=colour(FLOOR), linestyle="--", label=f"{name}: {write(estimate.value)}")
         for number, (name, curve, dash) in enumerate(series):
-            # Whiskers of several curves at one slot stand beside each other.
-            aside = (number - (len(series) - 1) / 2) * min(0.07, 0.5 / len(series)) if slots else 0.0
-            xs, found = [x + aside for x, _ in curve], [estimate for _, estimate in curve]
+            xs, found = [x for x, _ in curve], [estimate for _, estimate in curve]
             line, mark, values = colour(LINES[number % 5]), MARKS[number % 3], at(*(e.value for e in found))
             axes.vlines(xs, at(*(e.low for e in found)), at(*(e.high for e in found)), color=line, linewidth=1.4)
             axes.plot(xs, values, color=line, linestyle=dash, linewidth=2)
             axes.plot([], [], color=line, linestyle=dash, linewidth=2, marker=mark, label=name)
             marks = axes.scatter(xs, values, s=40, color=line, marker=mark, zorder=3)
-            places = [slots[int(x)] if slots else f"{x:.1%} {done}" for x, _ in curve]
-            marks.set_urls([f"{name}, {x}: {_says(e, write)}" for x, e in zip(places, found, strict=True)])
+            marks.set_urls([f"{name}, {x:.1%} {done}: {_says(e, write)}" for x, e in zip(xs, found, strict=True)])
         if is_kl:
             axes.set_ylim(foot / 1.3, largest * 1.3)
             log_ticks(axes, "y", tick)
-        if slots:
-            axes.set(xticks=range(len(slots)), xticklabels=slots, xlim=(-0.45, len(slots) - 0.55))
-        else:
-            axes.margins(x=0.12)
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
         axes.set_xlabel(x_title)
         axes.set_title(y_title, fontsize=12, fontweight="normal", color=colour("muted"), pad=12, x=-0.12)
         axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.12, 1.1), fontsize=11)

@@ -14,10 +14,9 @@ from pic_generate.questions import GENERATED, Question, generated_questions, is_
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, EXACT, Arm, parse_policy
 from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.cases.edits import edit_jobs
-from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.tasks import task_jobs
-from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
+from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.passes import Passes, trace_calls
 from pic_bench.fidelity.record import Donors, Experiment
@@ -25,7 +24,6 @@ from pic_bench.fidelity.record import Donors, Experiment
 T = TypeVar("T")
 
 DEFAULT_TRACE = "sample:opendevin"
-MAX_TEXT_QUESTIONS = 200
 CASES_POOL_TOKENS, PASSES_POOL_TOKENS = 60_000, 120_000
 """Of the KV pool: for one prompt after the other, and for a cache that lives on."""
 
@@ -50,18 +48,9 @@ def make_plan(config: Config) -> Plan:
         BenchError: a prompt cannot be made of the data.
     """
     sizes, seed, text = config.sizes, config.seed, ModelText(Path(config.model))
-    # GRID takes its text from the first file.
-    name = config.data[0] if config.data else DEFAULT_TRACE
-    if is_question_set(Path(name)):
-        questions = read_questions(Path(name), limit=MAX_TEXT_QUESTIONS, seed=seed)
-        texts = list(dict.fromkeys(document for question in questions for document in question.documents))
-    else:
-        texts = trace_texts(name)
-    pool = TextPool(Path(name).name, texts, text)
     policies = named_policies(config)
     edited = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in policies]
     makers: dict[Experiment, Callable[[], Iterable[Job]]] = {
-        Experiment.GRID: lambda: grid_jobs(sizes, pool, text, seed),
         Experiment.QA: lambda: qa_jobs(in_turn(chosen_questions(config, sizes.questions)), text, seed),
         Experiment.EDITS: lambda: edit_jobs(config.edit_set, sizes.edits, text, seed, edited),
         Experiment.TASKS: lambda: in_turn(

@@ -24,7 +24,6 @@ SURE = 0.9
 class Experiment(Enum):
     """What is varied."""
 
-    GRID = "grid"  # seam tokens, number of runs, donors alone or in context
     QA = "qa"  # questions over documents in another order
     TRACE = "trace"  # the calls of a trace in order, under policies
     EDITS = "edits"  # a prompt behind the same prompt with other values in its fields
@@ -35,7 +34,6 @@ class Donors(Enum):
     """Where a run's rows were computed."""
 
     NONE = "none"  # nothing is spliced: a control
-    ISOLATED = "isolated"  # each block alone, behind a header that fills the sink
     CONTEXT = "context"  # in one request with the other blocks, in another order
     TRACE = "trace"  # wherever earlier calls of the trace computed them
     EDITED = "edited"  # in the same prompt with other values in its fields
@@ -81,8 +79,11 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_fields: int
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt under one arm. Divergences are KL(full prefill || this) in nats over the whole vocabulary."""
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt under one arm. Divergences are KL(full prefill || this) in nats over the whole vocabulary.
+
+    Earlier records have fields of experiments that are gone.
+    """
 
     schema_version: int = 1
     experiment: Experiment
@@ -97,8 +98,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_blocks: int | None
     """Blocks that were meant to be spliced; None for a trace."""
     donors: Donors
-    shift: int | None = None
-    """In earlier records alone."""
     prompt_tokens: int
     prefix_hit_tokens: int
     chunk_hit_tokens: int
@@ -133,8 +132,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     right: bool | None = None
     """In TASKS: whether the greedy answer does what the prompt asks; where the full prefill's is wrong, no other arm is
     served."""
-    key_error: float | None = None
-    """Relative L2 of the spliced rows' keys against the full prefill's, all layers: in earlier records alone."""
     text: str | None = None
     """The end of the prompt and both answers, for the list of the worst."""
     edit: Edit | None = None

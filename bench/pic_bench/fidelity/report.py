@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import asdict
 
 from pic_bench.environment import read_environment
 from pic_bench.fidelity import tables
-from pic_bench.fidelity.compared import Panel, gate, make_cells, make_comparisons, make_panels
+from pic_bench.fidelity.compared import Panel, gate, make_cells, make_panels
 from pic_bench.fidelity.config import PROBES, read_left_out, read_probes
 from pic_bench.fidelity.pictures import Picture, pictures_of
 from pic_bench.fidelity.record import MIN_GAP, SURE, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Cell, Summary, Thresholds
 from pic_bench.fidelity.tables import Titled
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json
-from pic_bench.report.numbers import table_of
 from pic_bench.report.page import Plate, render_text, write_pages
 from sglang_pic.errors import BenchError
 
@@ -64,11 +62,11 @@ def make_sections(summary: Summary) -> list[Section]:
     sections = {one: Section(one, tables.TITLES[one.value], [], []) for one in Experiment if one in measured}
     for where, cells in _places(summary.cells):
         section = sections[cells[0].experiment]
-        has_places = len({cell.place for cell in cells}) > 1
-        for name in tables.CROSSED if has_places else ():
+        has_groups = len({cell.group for cell in cells}) > 1
+        for name in tables.CROSSED if has_groups else ():
             if (table := tables.crossed(cells, name)) is not None:
                 section.tables.append(Titled(f"{name}: {where}", table))
-        section.tables.append(Titled(f"All figures: {where}", tables.cell_table(cells), folded=has_places))
+        section.tables.append(Titled(f"All figures: {where}", tables.cell_table(cells), folded=has_groups))
         section.pictures.extend(pictures_of(cells, where))
     return list(sections.values())
 
@@ -108,7 +106,6 @@ def _summarize(folder: Path) -> Summary:
         config=config,
         environment=read_environment(folder) if (folder / ENVIRONMENT).exists() else None,
         cells=make_cells(panels, thresholds),
-        comparisons=make_comparisons(panels),
         worst=_worst(panels, thresholds),
         edits_alike=edits.alike,
         edits_computed=edits.computed,
@@ -126,9 +123,6 @@ def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
         "first_policy": policies.split(",")[0].partition("=")[0],
         "min_gap": MIN_GAP,
         "sure": SURE,
-        "comparisons": table_of(
-            tables.COLUMNS["comparisons"], ({**asdict(c), "few": few} for c in summary.comparisons)
-        ),
         "arm_name": tables.arm_name,
         "mark": tables.UNDECIDED,
         "unpaired": unpaired,

@@ -1,4 +1,4 @@
-"""summary.json of a fidelity run: a cell for every arm and place in the experiment, and arms compared by prompt."""
+"""summary.json of a fidelity run: a cell for every arm and group of prompts, arms compared by prompt."""
 
 from __future__ import annotations
 
@@ -57,8 +57,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     experiment: Experiment
     dtype: str
     source: str
-    num_blocks: int | None
-    """None for experiments whose prompts differ in it."""
     group: str
     """Of EDITS, what these prompts have in common."""
     min_chunk_hit: int
@@ -92,7 +90,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The arm's less the full prefill's."""
     incompetent: bool
     """The questions are beyond the model: the full prefill does not answer them either."""
-    key_error: Estimate | None
     right: Estimate | None = None
     """Of TASKS: share of the answers that are right, of the prompts where the full prefill's is."""
     right_change: Estimate | None = None
@@ -124,31 +121,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The seam tokens that the arm's name says."""
         return seam_of(self.arm)
 
-    @property
-    def place(self) -> int | str | None:
-        """Where in the experiment: a number of blocks, a group of prompts."""
-        return self.group or self.num_blocks
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The KL of two arms on the same prompts, over all places of an experiment; a prompt counts once."""
-
-    what: str
-    where: str
-    """Dtype, experiment and donors."""
-    n: int
-    num_units: int
-    """Independent texts, which the interval draws."""
-    first: float
-    second: float
-    """Mean KL of either arm."""
-    difference: Estimate
-
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """summary.json of a fidelity run."""
 
-    schema_version: int = 2
+    schema_version: int = 3
     model: str
     probes: int
     repeated: int
@@ -159,7 +136,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     config: dict[str, str]
     environment: Environment | None
     cells: list[Cell]
-    comparisons: list[Comparison]
     worst: list[Probe]
     """The prompts whose spliced rows moved the first token's distribution furthest."""
     edits_alike: int

@@ -10,16 +10,14 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from pic_bench.fidelity.compared import GATED
-from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.summary import Cell, Contrast
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import JINJA, table_of
 
 UNDECIDED = "†"
 FLOOR_NAMES = {"exact": "exact hit (noise floor)", "retest": "full prefill again", "full": "full prefill"}
-UNITS = {Experiment.GRID: "runs"}
-"""What the places of an experiment are counted in; those of the others are groups of prompts."""
-DONORS = {Donors.ISOLATED: "donors alone", Donors.CONTEXT: "donors in context"}
+DONORS = {Donors.CONTEXT: "donors in context"}
 _TOML = tomllib.loads((Path(__file__).parent / "tables.toml").read_text("utf8"))
 TITLES, CROSSED, COLUMNS = (_TOML[part] for part in ("titles", "crossed", "columns"))
 
@@ -43,17 +41,16 @@ def cell_table(cells: Iterable[Cell]) -> Table:
 
 
 def crossed(cells: Sequence[Cell], figure: str) -> Table | None:
-    """One figure of cells of one experiment, arms against places, the more numerous in rows; None if not measured."""
+    """One figure of cells of one experiment, arms against groups, the more numerous in rows; None if not measured."""
     write = JINJA.from_string(CROSSED[figure])
-    at = {(arm_name(cell.arm), place_name(cell.place)): cell for cell in cells if cell.arm != "full"}
+    at = {(arm_name(cell.arm), group_name(cell.group)): cell for cell in cells if cell.arm != "full"}
     if not at:
         return None
-    arms, places = (list(dict.fromkeys(names)) for names in zip(*at, strict=True))
-    unit = UNITS.get(cells[0].experiment, "prompts")
-    head, down, across = f"{unit} →", arms, places
-    if len(places) > len(arms):
-        head, down, across = unit, places, arms
-        at = {(place, arm): cell for (arm, place), cell in at.items()}
+    arms, groups = (list(dict.fromkeys(names)) for names in zip(*at, strict=True))
+    head, down, across = "prompts →", arms, groups
+    if len(groups) > len(arms):
+        head, down, across = "prompts", groups, arms
+        at = {(group, arm): cell for (arm, group), cell in at.items()}
     rows = []
     for name in down:
         found = [at.get((name, other)) for other in across]
@@ -64,16 +61,11 @@ def crossed(cells: Sequence[Cell], figure: str) -> Table | None:
 
 
 def telling_table(cells: Sequence[Cell]) -> Table:
-    """The cells that say most, for a terminal: of every experiment the largest place.
-
-    Shown are the floor, the unrotated arm, seams 0, 1 and the longest, and all policies.
-    """
+    """The cells that say most, for a terminal: of every experiment the floor and the arms, over most prompts."""
     shown = []
     for cell in cells:
         same = [c for c in cells if (c.experiment, c.dtype, c.source) == (cell.experiment, cell.dtype, cell.source)]
-        seams = (None, 0, 1, max((c.seam for c in same if c.seam is not None), default=0))
-        between = cell.experiment is not Experiment.TRACE and cell.seam not in seams
-        if _size(cell) == max(map(_size, same)) and cell.arm not in ("full", "retest") and not between:
+        if _size(cell) == max(map(_size, same)) and cell.arm not in ("full", "retest"):
             shown.append(cell)
     return _measured(table_of(COLUMNS["telling"], map(_row, shown)))
 
@@ -84,20 +76,19 @@ def where(cell: Cell) -> str:
     return ", ".join(filter(None, (cell.dtype, cell.source, DONORS.get(cell.donors), least)))
 
 
-def place_name(place: int | str | None) -> str:
-    """A place as the head of a column."""
-    return f"{place:,}" if isinstance(place, int) else place or "-"
+def group_name(group: str) -> str:
+    """A group of prompts as the head of a column."""
+    return group or "-"
 
 
 def _row(cell: Cell) -> Mapping[str, object]:
     floor = asdict(cell.against_floor) if cell.against_floor else dict.fromkeys(Contrast.__struct_fields__)
-    at = f"{UNITS[cell.experiment]}: {place_name(cell.place)}" if cell.experiment in UNITS else cell.group
-    words = ", ".join(filter(None, (cell.experiment.value, where(cell), at)))
-    return {**asdict(cell), "place": cell.place, "floor": floor, "where": words, "mark": UNDECIDED}
+    words = ", ".join(filter(None, (cell.experiment.value, where(cell), cell.group)))
+    return {**asdict(cell), "floor": floor, "where": words, "mark": UNDECIDED}
 
 
-def _size(cell: Cell) -> tuple[int, int, bool]:
-    return cell.num_blocks or 0, cell.min_chunk_hit, cell.group == GATED
+def _size(cell: Cell) -> tuple[int, bool]:
+    return cell.min_chunk_hit, cell.group == GATED
 
 
 def _measured(table: Table) -> Table:
@@ -106,4 +97,4 @@ def _measured(table: Table) -> Table:
     return Table([table.header[i] for i in kept], [[row[i] for i in kept] for row in table.rows])
 
 
-JINJA.filters |= {"arm_name": arm_name, "place_name": place_name}
+JINJA.filters |= {"arm_name": arm_name, "group_name": group_name}

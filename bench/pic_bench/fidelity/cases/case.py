@@ -1,8 +1,7 @@
 """Prompts put together from pieces of token ids, so that a block has the same ids wherever it stands.
 
-    prompt           header | marker block | marker block | ... | tail       the tail is computed, gold follows it
-    donor, isolated  header | marker block | closing                          one request a block
-    donor, context   header | marker foreign | marker block | ... | closing   one request, blocks in another order
+    prompt   header | marker block | marker block | ... | tail       the tail is computed, gold follows it
+    donor    header | marker foreign | marker block | ... | closing   one request, blocks in another order
 
 Markers, headers and closings differ between prompt and donors in the tokens that touch a block, so that a run is the
 block exactly and every block has a seam of its own.
@@ -135,12 +134,12 @@ class Placed(NamedTuple):
 
 
 def place_blocks(target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Ids, rng: random.Random) -> Placed:
-    """Put blocks into a prompt and into both kinds of donors, away from where they stand in the prompt.
+    """Put blocks into a prompt and into one request that computes them, away from where they stand in the prompt.
 
     Args:
         target: the prompt's frame; its closing is the tail.
-        donor: the donors' frame; it has one marker more than there are blocks, for the foreign text.
-        foreign: stands before the blocks of the context donor, so that a single block has a context too.
+        donor: the donor's frame; it has one marker more than there are blocks, for the foreign text.
+        foreign: stands before the donor's blocks, so that a single block has a context too.
 
     Raises:
         BenchError: a block would grow beyond its ends, or would not move.
@@ -151,12 +150,9 @@ def place_blocks(target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Id
     while len(blocks) > 1 and any(i == place for place, i in enumerate(order)):
         rng.shuffle(order)
     context, (_, *moved) = _lay_out(donor, [foreign, *(blocks[i] for i in order)])
-    isolated = [_lay_out(donor, [block]) for block in blocks]
     for i, there in zip(order, moved, strict=True):
         _check_edges(prompt, spans[i], context, there)
-    for span, (ids, (there,)) in zip(spans, isolated, strict=True):
-        _check_edges(prompt, span, ids, there)
-    return Placed(prompt, spans, {Donors.ISOLATED: tuple(ids for ids, _ in isolated), Donors.CONTEXT: (context,)})
+    return Placed(prompt, spans, {Donors.CONTEXT: (context,)})
 
 
 def _lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]]:

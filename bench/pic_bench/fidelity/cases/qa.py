@@ -61,7 +61,7 @@ def qa_jobs(questions: Sequence[Question], text: ModelText, seed: int) -> Iterat
     frames = QaFrames(text)
     shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
     # A key of the documents stands before the answer too: only runs as long as a document's are meant.
-    whole = spliced_arms((1, LONG_SEAM), (Donors.CONTEXT,))
+    whole = spliced_arms((1, LONG_SEAM))
     every = [arm.overriding(arm.name, min_spliced_tokens=QA_MIN_SPLICED) for arm in whole]
     arms = (*CONTROLS, shipped, *every)
     for question in questions:

@@ -1,4 +1,4 @@
-"""Text as token ids and back by the model's own tokenizer and template, and natural text to cut passages from.
+"""Text as token ids and back by the model's own tokenizer and template.
 
 A block is tokenised alone, so that it has the same ids wherever it stands.
 """
@@ -6,21 +6,14 @@ A block is tokenised alone, so that it has the same ids wherever it stands.
 from __future__ import annotations
 
 import bisect
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal, load_chat_template
-from pic_traces.source import load
 from tokenizers import Tokenizer
 
 from sglang_pic.errors import BenchError, ConfigError
-
-_MIN_CHARACTERS = 400
-_SHARED = 16
-"""Two cuts of one prompt must not have this many tokens in a row in common: a run could come from either."""
-_ATTEMPTS = 200
 
 
 class Document:
@@ -121,53 +114,6 @@ class ModelText:
             raise BenchError(
                 f"the chat template of {self._folder} refuses a conversation with a system message: {error}"
             ) from error
-
-
-class TextPool:
-    """Documents as token ids, from which spans are cut where words begin."""
-
-    def __init__(self, source: str, texts: Iterable[str], model_text: ModelText) -> None:
-        self.source = source
-        self._documents = [model_text.document(text) for text in texts]
-
-    def cut(self, rng: random.Random, lengths: list[int]) -> list[list[int]]:
-        """One span of each length, that share no longer passage; a span of any document is as likely as another.
-
-        Raises:
-            BenchError: there is no text, or it is too short or repeats itself too much.
-        """
-        used: set[tuple[int, ...]] = set()
-        spans = []
-        for length in lengths:
-            for _ in range(_ATTEMPTS):
-                ids = self._span(rng, length)
-                grams = {tuple(ids[i : i + _SHARED]) for i in range(len(ids) - _SHARED + 1)}
-                if len(grams) == len(ids) - _SHARED + 1 and not grams & used:
-                    break
-            else:
-                raise BenchError(f"{self.source}: too little text for {len(lengths)} passages that share nothing.")
-            used |= grams
-            spans.append(ids)
-        return spans
-
-    def _span(self, rng: random.Random, length: int) -> list[int]:
-        fitting = [d for d in self._documents if len(d.ids) >= length and d.word_starts]
-        if not fitting:
-            raise BenchError(f"{self.source}: no document of {length} tokens or more.")
-        (document,) = rng.choices(fitting, weights=[len(d.ids) - length + 1 for d in fitting])
-        starts = [at for at in document.word_starts if at + length <= len(document.ids)]
-        start = rng.choice(starts) if starts else 0
-        return document.ids[start : start + length]
-
-
-def trace_texts(trace: str) -> list[str]:
-    """The texts of a trace's messages, each once, in order; short ones are left out.
-
-    Raises:
-        TraceError: the trace cannot be read.
-    """
-    contents = (message.get("content") for session in load(trace) for message in session.pool)
-    return list(dict.fromkeys(c for c in contents if isinstance(c, str) and len(c) >= _MIN_CHARACTERS))
 
 
 def _read_config(path: Path) -> _Config:
