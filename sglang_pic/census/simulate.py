@@ -76,36 +76,23 @@ def simulate(
 
 
 class Cache:
-    """The exact prefixes and the chunks of all calls so far.
+    """The exact prefixes and the chunks of all calls so far; nothing is evicted.
 
     Args:
-        config: the server's settings.
+        config: the server's settings; its bounds on the index do not apply here.
         encoder: made the calls' tokens.
-        pool_tokens: evict what is beyond the pool, and keep the index within its bounds; None does neither.
     """
 
-    def __init__(self, config: CoreConfig, encoder: Encoder, pool_tokens: int | None = None) -> None:
+    def __init__(self, config: CoreConfig, encoder: Encoder) -> None:
         server = PicConfig()
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
-        if pool_tokens is None:
-            config = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
+        config = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
         self.encoder = encoder
         self._lexicon = Lexicon()
         self.index = ContentIndex(config, lexicon=self._lexicon)
-        self.prefixes = PrefixTree(pool_tokens)
-        resolve = _resident if pool_tokens is None else self._resolve
-        self._plan = partial(self.index.plan, NAMESPACE, resolve=resolve, options=options)
+        self.prefixes = PrefixTree()
+        self._plan = partial(self.index.plan, NAMESPACE, resolve=_resident, options=options)
         self._refs: dict[int, CallRef] = {}
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens whose rows are there."""
-        return self.prefixes.num_tokens
-
-    @property
-    def has_evicted(self) -> bool:
-        """Whether the pool was full."""
-        return self.prefixes.has_evicted
 
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
         """Serve one call; what became of it."""
@@ -141,9 +128,6 @@ class Cache:
             guarded=plan.guarded,
             is_aged=DropReason.GENERATION in plan.dropped,
         )
-
-    def _resolve(self, path: Path, end: int) -> int:
-        return self.prefixes.resident_len(path.tokens(end))
 
     def _learn(self) -> None:
         """Tell the lexicon the texts that the encoder has added; what opens or closes a message breaks a line."""

@@ -197,7 +197,7 @@ def test_it_compiles_for_hopper_within_its_shared_memory(model: str) -> None:
 
 
 Capture = pytest.CaptureFixture[str]
-SMALL = ["--model", "rows of 128 B", "--tokens", "16", "--repeats", "3"]
+SMALL = ["--model", "SmolLM2-135M", "--tokens", "16", "--repeats", "3"]
 
 
 @pytest.mark.parametrize("model", ["SmolLM2-135M", "DeepSeek-V2-Lite"])

@@ -50,11 +50,6 @@ _FILE: Final = Path(__file__).with_name("shapes.json").read_bytes()
 _KINDS: Final = msgspec.json.decode(_FILE, type=dict[str, dict[str, Shape]])
 SHAPES, PARTIAL, LAYOUTS = (_KINDS[kind] for kind in ("models", "partial", "layouts"))
 """Of models, of two whose rows turn in part only, and of every way in which rows may be laid out."""
-# Rows of one buffer by their bytes, for what a short row costs.
-ROW_SHAPES: Final = {
-    f"rows of {2 * heads * dim} B": Shape(layers=24, heads=heads, dim=dim, rotary_dim=dim)
-    for heads, dim in ((1, 32), (1, 64), (1, 128), (2, 128))
-}
 
 
 class Window(NamedTuple):

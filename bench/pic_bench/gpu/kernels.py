@@ -24,11 +24,10 @@ from pic_kernels import Backend
 
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.gpu.clocks import device_seconds, take_turns
-from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Window, make_window
+from pic_bench.gpu.kernel_pool import PAGE_SIZE, SHAPES, SLOT_ORDERS, Pool, Window, make_window
 from pic_bench.report.markdown import Table, markdown_table
 
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
-_TOKENS_OF_ROWS: Final = 8_192
 _ALL_ORDERS_AT: Final = 1_504
 _POOL_BYTES: Final = 1 << 30
 _MAX_WINDOWS: Final = 8
@@ -68,8 +67,8 @@ class KernelResult(Result, frozen=True, kw_only=True):
 
 
 STUDY = Study("gpu.kernels", __doc__)
-ORDERS = f"order of the slots (default: pages; all at {_ALL_ORDERS_AT} tokens, for rows)"
-STUDY.add("--model", choices=(*SHAPES, *ROW_SHAPES), action="append", help="shape (default: all; rows on a CPU only)")
+ORDERS = f"order of the slots (default: pages; all at {_ALL_ORDERS_AT} tokens)"
+STUDY.add("--model", choices=SHAPES, action="append", help="shape (default: all)")
 STUDY.add("--slots", choices=SLOT_ORDERS, action="append", help=ORDERS)
 STUDY.add("--tokens", type=int, action="append", metavar="N", help=f"of a splice, a multiple of {PAGE_SIZE}")
 STUDY.add("--repeats", type=at_least(1), default=15, metavar="N", help="timed calls of each case")
@@ -87,25 +86,25 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     device = torch.device(args.device)
     # Asked once: torch keeps the memory of the pools that are gone.
     budget = _free_bytes(device) // 3
-    timings = [_measure(*case, args.repeats, device, budget) for case in _cases(args, device)]
+    timings = [_measure(*case, args.repeats, device, budget) for case in _cases(args)]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     result = result_of(KernelResult, args, device=name, threads=torch.get_num_threads(), timings=timings)
     return Finding(result, markdown_table(_table(timings)))
 
 
-def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, str, int]]:
-    cases = []
-    for model in args.model or [*SHAPES, *(ROW_SHAPES if device.type == "cpu" else ())]:
-        for n in args.tokens or ([_TOKENS_OF_ROWS] if model in ROW_SHAPES else _TOKENS):
-            every_order = n == _ALL_ORDERS_AT or model in ROW_SHAPES
-            cases += [(model, order, n) for order in args.slots or (SLOT_ORDERS if every_order else ("pages",))]
-    return cases
+def _cases(args: argparse.Namespace) -> list[tuple[str, str, int]]:
+    return [
+        (model, order, n)
+        for model in args.model or SHAPES
+        for n in args.tokens or _TOKENS
+        for order in args.slots or (SLOT_ORDERS if n == _ALL_ORDERS_AT else ("pages",))
+    ]
 
 
 def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torch.device, budget: int) -> KernelTiming:
     print(f"{model}, {order}, {num_tokens} tokens", file=sys.stderr)
     torch.manual_seed(0)
-    shape = SHAPES.get(model) or ROW_SHAPES[model]
+    shape = SHAPES[model]
     # A window is a source and a target of twice the tokens, so that scattered slots have gaps.
     layer_bytes = 4 * num_tokens * shape.layer_bytes
     layers = max(1, min(shape.layers, budget // layer_bytes))
