@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import msgspec
-from pic_traces.flatten import drop_thoughts, flatten_tools
+from pic_traces.flatten import flatten_tools
 from pic_traces.session import Call, JsonValue
 
 from pic_replay.options import ReplayOptions
@@ -13,12 +13,11 @@ from pic_replay.server import ServerInfo
 
 
 def prompt_part(call: Call, *, flatten: bool) -> dict[str, JsonValue]:
-    """The fields that shape the prompt: messages without thoughts, tools and the recorded template options."""
-    messages = drop_thoughts(call.messages)
+    """The fields that shape the prompt: messages with their thoughts, tools and the recorded template options."""
     if flatten:
         kept = {key: value for key, value in call.options.items() if key != "tool_choice"}
-        return {"messages": [*flatten_tools(messages, call.tools)], **kept}
-    return {"messages": [*messages], **({"tools": call.tools} if call.tools else {}), **call.options}
+        return {"messages": [*flatten_tools(call.messages, call.tools)], **kept}
+    return {"messages": [*call.messages], **({"tools": call.tools} if call.tools else {}), **call.options}
 
 
 def prompt_key(part: dict[str, JsonValue]) -> str:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import get_args
 
 from pic_traces import Session, load
+from pic_traces.logs import Passed
 from pic_traces.source import TRACE_HELP
 from tqdm import tqdm
 
@@ -19,12 +20,18 @@ from sglang_pic.errors import ConfigError
 
 
 def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP) -> None:
-    """Add FILE, --tokenizer, --limit-sessions and --quiet."""
+    """Add FILE, --tokenizer, --strict, --limit-sessions and --quiet."""
     parser.add_argument("files", nargs="+", metavar="FILE", help=files)
     parser.add_argument(
         "--tokenizer",
-        metavar="DIR",
-        help="a model's folder, for its tokenizer and chat template (default: count words, which is approximate)",
+        metavar="MODEL",
+        help="a model's folder, or its name on the hub if it is in Hugging Face's cache, for its tokenizer and chat "
+        "template (default: count words, which is approximate)",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse lines of no known format (default: pass them over, and count them)",
     )
     parser.add_argument("--limit-sessions", type=int, metavar="N", help="read only the first N sessions of every file")
     parser.add_argument("--quiet", action="store_true", help="show no progress bar")
@@ -67,9 +74,9 @@ def check_inputs(args: argparse.Namespace) -> None:
             raise ConfigError(f"FILE={file!r}: is named twice; name it once, or all of it would count as prefix hits.")
 
 
-def read_sessions(file: str, limit: int | None) -> Iterator[Session]:
-    """The first `limit` sessions of a file, all of them if None."""
-    return islice(load(file), limit)
+def read_sessions(file: str, limit: int | None, passed: Passed | None = None) -> Iterator[Session]:
+    """The first `limit` sessions of a file, all of them if None; `passed` notes the lines that are passed over."""
+    return islice(load(file, passed or Passed()), limit)
 
 
 def with_progress(outcomes: Iterable[Outcome], num_calls: int, *, quiet: bool) -> Iterator[Outcome]:

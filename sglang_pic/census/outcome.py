@@ -86,6 +86,8 @@ class Outcome:
     runs."""
     is_aged: bool = False
     """Whether donors were refused because more changes are behind their rows than `max_generation` allows."""
+    recorded_len: int | None = None
+    """Length of the prompt as the log recorded it; None where it did not."""
 
     @property
     def num_chunk_hit(self) -> int:

@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         scope=CacheScope.ALL if args.shared_cache else CacheScope.FILE,
         limit_sessions=args.limit_sessions,
         make_search=WindowSearch if args.upper_bound else None,
+        is_strict=args.strict,
     )
     # All files are read first, so that a bad line in the last one is reported now and not in an hour.
     num_calls = survey.prepare()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 
@@ -72,7 +73,8 @@ def simulate(
         for session in sessions:
             for call in session.calls():
                 ref = CallRef(next(numbers), file, session.session_id, call.index)
-                yield cache.serve(ref, call.agent, encoder.encode(call))
+                outcome = cache.serve(ref, call.agent, encoder.encode(call))
+                yield replace(outcome, recorded_len=call.prompt_tokens) if call.prompt_tokens else outcome
 
 
 class Cache:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pic_traces.blocks import prefix_census, recognize_blocks
 from pic_traces.encode.encoded import Encoder
+from pic_traces.logs import Passed
 from pic_traces.session import Session
 
 from sglang_pic.census.inputs import read_sessions
@@ -28,6 +29,7 @@ class Survey:
         scope: how long a cache lives.
         limit_sessions: count only the first sessions of every file; None counts all.
         make_search: makes the search for the upper bound, one for every cache; None leaves the bound out.
+        is_strict: refuse lines of no known format.
     """
 
     files: Sequence[str]
@@ -36,8 +38,10 @@ class Survey:
     scope: CacheScope = CacheScope.FILE
     limit_sessions: int | None = None
     make_search: Callable[[], WindowSearch] | None = None
+    is_strict: bool = False
     # Filled by `prepare`; block traces are not simulated.
     _blocks: dict[str, FileCounts] = field(default_factory=dict)
+    _passed: dict[str, Passed] = field(default_factory=dict)
     _tallies: dict[str, Tally] = field(default_factory=dict)
     _total: Tally = field(default_factory=Tally)
     _search: WindowSearch | None = None
@@ -56,7 +60,8 @@ class Survey:
             if recognize_blocks(file) is not None:
                 self._blocks[file] = self._count_blocks(file)
             else:
-                num_calls += sum(session.num_calls for session in read_sessions(file, self.limit_sessions))
+                passed = self._passed[file] = Passed(self.is_strict)
+                num_calls += sum(session.num_calls for session in read_sessions(file, self.limit_sessions, passed))
         return num_calls
 
     def run(self) -> Iterator[Outcome]:
@@ -81,7 +86,7 @@ class Survey:
         files = []
         for file in self.files:
             if file in self._tallies:
-                files.append(self._tallies[file].counts(self.encoder).of_file(file))
+                files.append(self._tallies[file].counts(self.encoder, self._note(file)).of_file(file))
             elif file in self._blocks:
                 files.append(self._blocks[file])
         self._total.is_complete = len(files) == len(self.files) and all(c.detail.is_complete for c in files)
@@ -89,6 +94,14 @@ class Survey:
         if self._blocks:
             notes.append(f"{len(self._blocks)} block trace(s) left out of the sums: only their prefix hits are known")
         return Census(files=files, total=self._total.counts(self.encoder, "; ".join(notes) or None))
+
+    def _note(self, file: str) -> str | None:
+        """What a report should say about how a file was read."""
+        passed, tally = self._passed.get(file), self._tallies[file]
+        notes = [tally.difference(is_exact=self.encoder.is_exact)]
+        if passed is not None:
+            notes = [passed.summary(), *notes, *passed.notes]
+        return "; ".join(filter(None, notes)) or None
 
     def _sources(self) -> Iterator[tuple[str, Iterable[Session]]]:
         """The files to simulate; a file is complete when the next one is requested."""

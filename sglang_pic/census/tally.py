@@ -12,6 +12,9 @@ from pic_traces.encode.encoded import Encoder
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
+_SAME_EXACT, _SAME_WORDS = 0.03, 0.12
+"""Differences between counted and recorded tokens that are not worth a word. Words: the stand-in's own error."""
+
 
 class RunLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Percentiles of the tokens of a run (nearest rank)."""
@@ -52,6 +55,10 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_complete: bool = True
     """False if the census stopped inside the file; then the counts cover the calls before that."""
     note: str | None = None
+    recorded_tokens: int | None = None
+    """Prompt tokens as the log recorded them, of the calls where it did; None if it did of none."""
+    compared_tokens: int | None = None
+    """Prompt tokens of the same calls as counted here."""
     tokenizer: str | None = None
     tokenizer_exact: bool | None = None
     run_lengths: RunLengths | None = None
@@ -131,6 +138,10 @@ class Tally:
     guarded_tokens: int = 0
     aged_calls: int = 0
     inherited_calls: int = 0
+    recorded_calls: int = 0
+    recorded_tokens: int = 0
+    compared_tokens: int = 0
+    """As counted, of the calls whose length the log recorded."""
     repeated: Repeated | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
@@ -153,6 +164,10 @@ class Tally:
         self.guarded_tokens += outcome.num_guarded
         self.aged_calls += outcome.is_aged
         self.inherited_calls += bool(outcome.num_inherited and not outcome.runs)
+        if outcome.recorded_len is not None:
+            self.recorded_calls += 1
+            self.recorded_tokens += outcome.recorded_len
+            self.compared_tokens += len(outcome.encoded.tokens)
         parts = outcome.encoded.parts if outcome.runs else ()
         for run in outcome.runs:
             num_tokens = run.end - run.start
@@ -164,6 +179,23 @@ class Tally:
                 at += 1
         if repeated is not None:
             self.repeated = repeated.plus(self.repeated or Repeated())
+
+    def difference(self, *, is_exact: bool) -> str | None:
+        """A warning where the counted tokens are not those that the log recorded; None where they agree.
+
+        Args:
+            is_exact: whether a model's own tokens were counted, not words.
+        """
+        counted, recorded = self.compared_tokens, self.recorded_tokens
+        if not recorded or abs(counted - recorded) <= recorded * (_SAME_EXACT if is_exact else _SAME_WORDS):
+            return None
+        cause = "another tokenizer or template served them" if is_exact else "words are not tokens: set --tokenizer"
+        if counted < recorded:
+            cause = f"the log lacks text that was sent, or {cause}"
+        return (
+            f"the log recorded {recorded:,} prompt tokens for {self.recorded_calls:,} calls, {counted:,} are counted "
+            f"({counted / recorded - 1:+.0%}): {cause}"
+        )
 
     def counts(self, encoder: Encoder, note: str | None = None) -> Counts:
         """The counts so far, of the encoder's tokens."""
@@ -178,6 +210,8 @@ class Tally:
             detail=Detail(
                 is_complete=self.is_complete,
                 note=note,
+                recorded_tokens=self.recorded_tokens or None,
+                compared_tokens=self.compared_tokens or None,
                 tokenizer=encoder.name,
                 tokenizer_exact=encoder.is_exact,
                 run_lengths=_percentiles(self.run_lengths),

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 
 from pic_traces.encode import load_encoder
+from pic_traces.logs import Passed
+from pic_traces.printable import printable
 from pic_traces.source import short_name
 
 from sglang_pic.census.inputs import (
@@ -52,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
     out = _page_path(args)
     encoder = load_encoder(args.tokenizer)
     # All files are read first, so that a bad line in the last one is reported now and not at the end.
-    num_calls = sum(session.num_calls for file in args.files for session in read_sessions(file, args.limit_sessions))
+    passed = {file: Passed(args.strict) for file in args.files}
+    num_calls = sum(
+        session.num_calls for file in args.files for session in read_sessions(file, args.limit_sessions, passed[file])
+    )
     num_calls = min(num_calls, args.limit_calls or num_calls)
     builder = PayloadBuilder(num_calls)
     sources = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
@@ -62,6 +67,11 @@ def run(args: argparse.Namespace) -> int:
     payload = builder.build(encoder.name, is_exact=encoder.is_exact)
     _write(out, page.html_page(payload, builder.figures, _title(args.files)))
     _print_causes(payload, builder.figures)
+    notes = [f"{short_name(file)}: {summary}" for file in args.files if (summary := passed[file].summary())]
+    if difference := builder.figures.difference(is_exact=encoder.is_exact):
+        notes.append(difference)
+    for note in [*notes, *dict.fromkeys(note for one in passed.values() for note in one.notes)]:
+        print(printable(f"note: {note}."))
     print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB)")
     return 0
 

@@ -85,6 +85,7 @@ sglang_pic/site/companion
 :caption: Operate
 
 Operating it <sglang_pic/OPERATE>
+Recording a log <sglang_pic/RECORD>
 Runbook and board <sglang_pic/RUNBOOK>
 sglang_pic/site/upgrade
 Models <sglang_pic/MODELS>

@@ -206,7 +206,8 @@ def test_bad_values_are_usage(words: str, message: str, tmp_path: Path, capsys: 
 def test_a_wrong_last_file_is_found_first(text: str, message: str, tmp_path: Path, capsys: Capture) -> None:
     trace = tmp_path / "log.jsonl"
     trace.write_text(text)
-    assert main(["explain", SAMPLE, str(trace), "--out", str(tmp_path / "page.html")]) == 1
+    words = ["explain", SAMPLE, str(trace), "--strict", "--out", str(tmp_path / "page.html")]
+    assert main(words) == 1
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [trace]
 

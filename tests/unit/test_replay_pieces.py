@@ -109,12 +109,12 @@ def make_call(**fields: object) -> Call:
     return Call(**{**values, **fields})
 
 
-def test_prompt_part_drops_thoughts_and_its_key_ignores_the_rest() -> None:
+def test_prompt_part_keeps_thoughts_and_its_key_ignores_order() -> None:
     messages = [{"role": "assistant", "content": "x", "reasoning_content": "hm"}]
     part = prompt_part(make_call(messages=messages, options={"tool_choice": "none"}), flatten=False)
-    assert part == {"messages": [{"role": "assistant", "content": "x"}], "tool_choice": "none"}
+    assert part == {"messages": messages, "tool_choice": "none"}
     assert prompt_part(make_call(messages=messages, options={"tool_choice": "none"}), flatten=True) == {
-        "messages": [{"role": "assistant", "content": "x"}]
+        "messages": messages
     }
     assert prompt_key({"a": 1, "b": 2}) == prompt_key({"b": 2, "a": 1}) != prompt_key({"a": 1})
 

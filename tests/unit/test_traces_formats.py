@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from datetime import datetime
 from itertools import pairwise
 from operator import attrgetter
@@ -19,6 +20,7 @@ from pic_traces.clock import set_clocks
 from pic_traces.data.choose import MAX_PROMPT_TOKENS, MAX_SESSION_TOKENS, MIN_CALLS, choose
 from pic_traces.encode import load_encoder
 from pic_traces.errors import TraceError
+from pic_traces.logs import Passed
 
 MESSAGES = [
     {"role": "system", "content": "s"},
@@ -113,31 +115,38 @@ def test_limits_cut_sessions_and_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([GOOD, '{"session_id": "x",'], r"t\.jsonl:2: bad JSON: .*a trace is JSONL"),
+        ([GOOD, '{"session_id": "x",'], r"t\.jsonl:2: bad JSON; a trace is JSONL"),
         ([GOOD, {"messages": MESSAGES, "turns": [2]}], r"t\.jsonl:2: .*missing required field `session_id`"),
         ([GOOD, {**GOOD, "turns": [5]}], r"t\.jsonl:2: turns\[0\] is 5; messages has 5 entries, so 0 to 4 is allowed"),
         ([GOOD, {**GOOD, "turns": [0]}], r"t\.jsonl:2: call 0 was sent no messages: turns\[0\] is 0"),
         ([GOOD, {**GOOD, "prompts": [[0]]}], r"t\.jsonl:2: prompts has 1 entries but turns has 2"),
         ([GOOD, {**GOOD, "prompts": [[0], [[3, 6]]]}], r"t\.jsonl:2: prompts\[1\] has \(3, 6\); .*within \[0, 5\)"),
         ([GOOD, {**GOOD, "messages": [{"content": "x"}]}], r"t\.jsonl:2: messages\[0\] has role None"),
-        ([request(""), {"x": 1}], r"t\.jsonl:2: no chat request: no `messages` among the keys x"),
+        ([request(""), {"x": 1}], r"t\.jsonl:2: unknown trace format: its keys are x"),
         ([request("", response=3)], r"t\.jsonl:1: the recorded answer is 3; a string"),
     ],
 )
 def test_errors_name_file_line_and_fault(tmp_path: Path, values: list[object], message: str) -> None:
+    """Where all lines are to be read; otherwise the bad one is passed over, and named once."""
+    path = write(tmp_path / "t.jsonl", *values)
     with pytest.raises(TraceError, match=message):
-        list(load(write(tmp_path / "t.jsonl", *values)))
+        list(load(path, Passed(is_strict=True)))
+    if len(values) > 1:
+        passed = Passed()
+        assert len(list(load(path, passed))) == 1
+        assert re.search(message.replace(r"t\.jsonl:2: ", ""), passed.summary())
+        assert passed.summary().startswith("passed over 1 line: 1 ")
 
 
 def test_files_that_are_refused_at_once_and_one_that_is_cut_off(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"missing\.jsonl': no such file; a path, sample:NAME or gen:NAME"):
+    with pytest.raises(TraceError, match=r"missing\.jsonl': no such file; a path, - for stdin, sample:NAME"):
         load(tmp_path / "missing.jsonl")
     with pytest.raises(TraceError, match="sample:nothing: no such sample; sample:agents, sample:opendevin are there"):
         load("sample:nothing")
     with pytest.raises(TraceError, match="empty: no sessions: the file has no lines"):
         load(write(tmp_path / "empty", ""))
-    with pytest.raises(TraceError, match=r"odd:1: unknown trace format: its keys are prompt; expected"):
-        load(write(tmp_path / "odd", {"prompt": "hello"}))
+    with pytest.raises(TraceError, match=r"odd:1: unknown trace format: its keys are x; expected"):
+        load(write(tmp_path / "odd", {"x": "hello"}))
     cut = write(tmp_path / "logs" / "cut.json.gz", *[GOOD] * 200)
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     for path in (cut, cut.parent):
@@ -158,6 +167,7 @@ def test_a_folder_is_one_log_in_the_order_of_its_paths(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", request("3", user="ann"), request("4", user="ann"))
     write(tmp_path / "a" / "2.json", request("2", session_id="s", response="two"), indent=2)
     write(tmp_path / "a" / "1.json.gz", [request("1"), request("1b", session_id="s")])
+    write(tmp_path / "c.log.2026-11-25_22", request("6", user="bob"))
     write(tmp_path / "c.jsonl.gz", "", request("5", session_id="s"), request("6"))
     write(tmp_path / "d.json", request("7"), request("8"))
     write(tmp_path / "empty.json", " ")
@@ -169,6 +179,7 @@ def test_a_folder_is_one_log_in_the_order_of_its_paths(tmp_path: Path) -> None:
         ("s", ["1b", "2", "5"]),
         ("user-ann", ["3", "4"]),
         ("c.jsonl.gz-000003", ["6"]),
+        ("user-bob", ["6"]),
         ("d.json-000001", ["7"]),
         ("d.json-000002", ["8"]),
     ]
@@ -195,7 +206,7 @@ def test_equal_messages_of_a_log_are_held_once(tmp_path: Path) -> None:
 def test_folders_without_sessions_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
-    with pytest.raises(TraceError, match=r"log: no trace in this folder; files \*\.jsonl, .*\*\.json\.gz are read"):
+    with pytest.raises(TraceError, match=r"log: no trace in this folder; files \*\.jsonl, .*\*\.log, .*\.gz are read"):
         load(folder)
     write(folder / "0.json", "")
     with pytest.raises(TraceError, match=r"log: no sessions: its 1 files are empty, .*0\.json the first"):
@@ -207,17 +218,27 @@ def test_folders_without_sessions_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([GOOD], r"2\.json: of recorded sessions .*, but .*1\.json has OpenAI chat requests"),
-        ([[request("2"), {"learning_rate": 1}]], r"2\.json: item 2: of an unknown format, but .*keys: learning_rate"),
-        (['{\n"messages": ['], r"2\.json: bad JSON: .*; a \.json file is one JSON object or a list of them"),
-        ([request("1"), "{"], r"2\.json:2: bad JSON: "),
+        ([{"learning_rate": 1}], r"unknown trace format: its keys are learning_rate.* \(first .*2\.json\)"),
+        (
+            ['{\n"messages": ['],
+            r"bad JSON: .*; a file is JSONL, .* \(first .*2\.json\)",
+        ),
+        ([request("2"), "{"], r"bad JSON; .* \(first .*2\.json:2\)"),
+        ([[request("2"), 7]], r"int instead of a JSON object \(first .*2\.json: item 2\)"),
     ],
 )
-def test_a_folder_with_one_bad_file_is_refused(tmp_path: Path, values: list[object], message: str) -> None:
+def test_what_is_strange_in_a_folder_is_passed_over_and_named(
+    tmp_path: Path, values: list[object], message: str
+) -> None:
     write(tmp_path / "1.json", request("1"))
     write(tmp_path / "2.json", *values)
-    with pytest.raises(TraceError, match=message):
-        list(load(tmp_path))
+    write(tmp_path / "3.json", GOOD)
+    passed = Passed()
+    names = [session.session_id for session in load(tmp_path, passed)]
+    assert {"1.json-000001", "x"} <= set(names)
+    assert re.search(message, passed.summary())
+    with pytest.raises(TraceError, match=r"2\.json"):
+        list(load(tmp_path, Passed(is_strict=True)))
 
 
 def test_the_sample_is_what_its_readme_says() -> None:

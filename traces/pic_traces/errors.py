@@ -1,6 +1,7 @@
 """The exceptions of traces and their replay.
 
 TraceError        a trace, a tokenizer or a chat template cannot be read
+├── LineError     one line of a log cannot be read; the lines around it can
 ├── OptionError   an option of the replay, or its run folder, cannot be used
 └── ReplayError   a server or a replay failed, or what a replay wrote cannot be read
 """
@@ -10,6 +11,19 @@ from __future__ import annotations
 
 class TraceError(Exception):
     """Base of this package's errors; by itself: a trace cannot be read. The message names the file and the place."""
+
+
+class LineError(TraceError):
+    """One line of a log cannot be read: it is of another kind, or damaged.
+
+    Args:
+        place: file and line.
+        reason: what is wrong, the same for all lines of which the same is wrong.
+    """
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place, self.reason = place, reason
 
 
 class OptionError(TraceError, ValueError):

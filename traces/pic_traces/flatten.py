@@ -1,4 +1,4 @@
-"""Recorded calls for chat templates: without thoughts, and with tools as plain text if the template shows no tools.
+"""Recorded calls for chat templates: with tools as plain text if the template shows no tools.
 
 Flattening is deterministic and keeps the number and order of messages. The replay sends the result to a server; an
 encoder renders it.
@@ -39,12 +39,6 @@ def shows_tools(render: Callable[[Probe], str | int | None]) -> bool:
     )
     prompts = ((render(one), render(other)) for one, other in pairs)
     return all(one is not None and other is not None and one != other for one, other in prompts)
-
-
-def drop_thoughts(messages: list[Message]) -> list[Message]:
-    """The messages without `reasoning_content`: chat templates drop earlier thoughts, and a template that does not
-    would show the model something else than the recorded client's did."""
-    return [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
 
 
 def uses_tools(messages: list[Message], tools: list[JsonValue] | None) -> bool:
@@ -102,7 +96,10 @@ def _flatten(message: Message, names: dict[str, str]) -> Message:
         return message
     lines = [_call_line(call) for call in calls]
     text = _text(message.get("content"))
-    return {"role": str(message["role"]), "content": "\n".join([text, *lines] if text else lines)}
+    flat: Message = {"role": str(message["role"]), "content": "\n".join([text, *lines] if text else lines)}
+    if (thought := message.get("reasoning_content")) is not None:
+        flat["reasoning_content"] = thought
+    return flat
 
 
 def _calls(message: Message) -> list[dict[str, JsonValue]]:

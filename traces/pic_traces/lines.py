@@ -1,8 +1,10 @@
-"""JSON files, gzip or plain, one JSON object at a time, with errors that name file and place."""
+"""Files of JSON objects or of log lines, gzip or plain, one at a time, with errors that name file and place."""
 
 from __future__ import annotations
 
 import gzip
+import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,70 +13,94 @@ from typing import IO, NamedTuple, cast
 
 import msgspec
 
-from pic_traces.errors import TraceError
+from pic_traces.errors import LineError, TraceError
 from pic_traces.session import JsonValue, T
 
-LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
-"""Names of files with one JSON object a line."""
-JSON_SUFFIXES = (".json", ".json.gz")
-"""Names of files with one JSON object, or a list of them, over as many lines as they take."""
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".log", ".traj")
+"""Names of files that are read of a folder, plain or with `.gz` behind."""
 
+# What a line or an object takes unpacked; decoded it takes up to 24 times that (empty objects, which nobody records).
 _MAX_LINE_BYTES = 1 << 26
-# A file that is one JSON text is decoded as a whole, which takes several times its size.
+# A file that is one JSON text is held as text, and decoded item by item.
 _MAX_JSON_BYTES = 1 << 29
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# How formats begin that are no text, or no JSON, and what helps.
+_OTHER_MAGIC = (
+    (b"PK\x03\x04", "a zip archive (as inspect_ai's .eval)", "inspect log convert --to json, or log the requests"),
+    (b"\x80", "a pickle (as SGLang's --dump-requests-folder)", "record with --log-requests --log-requests-level 3"),
+    (b"(\xb5/\xfd", "zstandard", "unpack it: zstd -d FILE"),
+    (b"PAR1", "a parquet file", "write its rows as JSONL"),
+)
 # msgspec gives up on JSON that is nested hundreds of levels deep.
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_NOT_JSON = (ValueError, RecursionError)
+_DOCUMENT = re.compile(rb"\s*(?:\{|\[\s*[\[{\"\]])")
+_BETWEEN_ITEMS = re.compile(r"[\s,]*")
 
 
 class Line(NamedTuple):
-    """One JSON object of a file: `number` counts lines, or items of a list, from 1; `place` says it for messages."""
+    """One line or JSON object of a file: `number` counts lines, or items of a list, from 1."""
 
     path: Path
     number: int
     place: str
+    """Where it stands in the file, for messages."""
     value: dict[str, JsonValue]
+    text: str = ""
+    """The line as it is, where it is no JSON object; then `value` is empty."""
 
-    def error(self, what: str) -> TraceError:
-        """A `TraceError` that names this place."""
-        return TraceError(f"{self.path}{self.place}: {what}")
+    def error(self, what: str) -> LineError:
+        """An error that names this place."""
+        return LineError(f"{self.path}{self.place}", what)
 
     def convert(self, kind: type[T], what: str) -> T:
-        """The object as a struct; raises a `TraceError` that names this place where it is none."""
+        """The object as a struct; raises a `LineError` that names this place where it is none."""
         try:
             return msgspec.convert(self.value, kind)
         except (msgspec.ValidationError, RecursionError) as error:
             raise self.error(f"not a {what}: {error}") from error
 
 
-def read_objects(path: Path) -> Iterator[Line]:
-    """Yield the JSON objects of a file by its name: `.json` (or `.json.gz`) is one object or a list of objects.
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yield what a file holds: the objects of a JSON text (an object, or a list of them), or else line by line.
 
-    A file of any other name is read as JSONL, and so is a `.json` file whose first line alone is an object. Blank lines
-    are skipped; gzip is recognised by its first bytes.
+    The content decides, not the name. Blank lines are skipped; gzip is recognised by its first bytes. At most 512 MiB
+    of text and one decoded object of at most 64 MiB are held at a time.
 
     Raises:
-        TraceError: the file cannot be read, or is not JSON, or holds something else than objects.
+        LineError: the rest of the file is no JSON, or the file is of a format that is no text.
+        TraceError: the file cannot be read, or is too large.
     """
-    if not path.name.endswith(JSON_SUFFIXES):
-        return _read_lines(path)
-    with _readable(path), _open(path) as file:
-        raw = file.read(_MAX_JSON_BYTES + 1).removeprefix(_BYTE_ORDER_MARK)
-    if len(raw) > _MAX_JSON_BYTES:
-        raise TraceError(
-            f"{path}: more than {_MAX_JSON_BYTES >> 20} MiB of JSON, unpacked; write one object a line, as .jsonl"
-        )
-    if not raw.strip():
-        return iter(())
+    first = read_first_bytes(path, 1 << 16)
+    for magic, what, remedy in _OTHER_MAGIC:
+        if first.startswith(magic):
+            raise LineError(f"{path}", f"{what}, which is not read; {remedy}")
+    if _DOCUMENT.match(first) and not _begins_with_object(path):
+        yield from _read_document(path)
+    else:
+        yield from _read_lines(path)
+
+
+def read_objects(path: Path) -> Iterator[Line]:
+    """Yield the JSON objects of a file; the same as `read_lines`, for files that must hold nothing else.
+
+    Raises:
+        TraceError: also where a line is no JSON object.
+    """
+    for line in read_lines(path):
+        if line.text:
+            raise line.error(what_is_wrong(line.text))
+        yield line
+
+
+def what_is_wrong(text: str) -> str:
+    """Why a line is no JSON object."""
     try:
-        value = msgspec.json.decode(raw)
+        value = msgspec.json.decode(text)
     except _NOT_JSON as error:
-        if _is_object(raw.lstrip().partition(b"\n")[0]):
-            return _read_lines(path)
-        raise TraceError(f"{path}: bad JSON: {error}; a .json file is one JSON object or a list of them") from error
-    return _items(path, value)
+        return f"bad JSON: {error}; a trace is JSONL, one JSON object a line (gzip or plain)"
+    return f"{type(value).__name__} instead of a JSON object; a trace is JSONL"
 
 
 def read_first_bytes(path: Path, num_bytes: int) -> bytes:
@@ -85,6 +111,18 @@ def read_first_bytes(path: Path, num_bytes: int) -> bytes:
     """
     with _readable(path), _open(path) as file:
         return file.read(num_bytes).removeprefix(_BYTE_ORDER_MARK)
+
+
+def _begins_with_object(path: Path) -> bool:
+    """Whether the first line alone is a JSON object, and others follow or the name says so: then the file is JSONL."""
+    with _readable(path), _open(path) as file:
+        first = b""
+        while not first.strip() and (first := file.readline(_MAX_LINE_BYTES + 1)):
+            pass
+        first = first.removeprefix(_BYTE_ORDER_MARK)
+        if len(first) > _MAX_LINE_BYTES or _object(first) is None:
+            return False
+        return not path.name.endswith((".json", ".json.gz")) or bool(file.read(1 << 16).strip())
 
 
 def _read_lines(path: Path) -> Iterator[Line]:
@@ -105,33 +143,54 @@ def _read_lines(path: Path) -> Iterator[Line]:
 
 
 def _line(path: Path, number: int, raw: bytes) -> Line:
+    value = _object(raw)
+    if value is not None:
+        return Line(path, number, f":{number}", value)
+    return Line(path, number, f":{number}", {}, raw.decode(errors="replace").rstrip("\r\n"))
+
+
+def _read_document(path: Path) -> Iterator[Line]:
+    with _readable(path), _open(path) as file:
+        raw = file.read(_MAX_JSON_BYTES + 1).removeprefix(_BYTE_ORDER_MARK)
+    if len(raw) > _MAX_JSON_BYTES:
+        raise TraceError(
+            f"{path}: more than {_MAX_JSON_BYTES >> 20} MiB of JSON, unpacked; write one object a line, as .jsonl"
+        )
+    if raw.lstrip().startswith(b"["):
+        yield from _items(path, raw.decode(errors="replace"))
+        return
+    if len(raw) > 2 * _MAX_LINE_BYTES:
+        raise TraceError(f"{path}: one JSON object of more than {_MAX_LINE_BYTES >> 19} MiB; split it, as .jsonl")
     try:
         value = msgspec.json.decode(raw)
     except _NOT_JSON as error:
-        what = f"bad JSON: {error}; a trace is JSONL, one JSON object a line (gzip or plain)"
-        raise TraceError(f"{path}:{number}: {what}") from error
-    if not isinstance(value, dict):
-        raise TraceError(f"{path}:{number}: {type(value).__name__} instead of a JSON object; a trace is JSONL")
-    return Line(path, number, f":{number}", value)
+        raise LineError(f"{path}", f"bad JSON: {error}; a file is JSONL, one JSON object, or a list of them") from error
+    yield Line(path, 1, "", value)
 
 
-def _items(path: Path, value: JsonValue) -> Iterator[Line]:
-    if isinstance(value, dict):
-        yield Line(path, 1, "", value)
-        return
-    if not isinstance(value, list):
-        raise TraceError(f"{path}: {type(value).__name__} instead of a JSON object or a list of them")
-    for number, item in enumerate(value, start=1):
-        if not isinstance(item, dict):
-            raise TraceError(f"{path}: item {number}: {type(item).__name__} instead of a JSON object")
-        yield Line(path, number, f": item {number}", item)
+def _items(path: Path, text: str) -> Iterator[Line]:
+    """The items of a list, each decoded when it is asked for."""
+    decoder, number = json.JSONDecoder(strict=False), 0
+    at = cast("re.Match[str]", _BETWEEN_ITEMS.match(text, text.index("[") + 1)).end()
+    while not text.startswith("]", at):
+        number += 1
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except _NOT_JSON as error:
+            what = f"bad JSON: {error}; a file is JSONL, one JSON object, or a list of them"
+            raise LineError(f"{path}: item {number}", what) from error
+        if not isinstance(value, dict):
+            raise LineError(f"{path}: item {number}", f"{type(value).__name__} instead of a JSON object")
+        yield Line(path, number, f": item {number}", value)
+        at = cast("re.Match[str]", _BETWEEN_ITEMS.match(text, end)).end()
 
 
-def _is_object(raw: bytes) -> bool:
+def _object(raw: bytes) -> dict[str, JsonValue] | None:
     try:
-        return isinstance(msgspec.json.decode(raw), dict)
+        value = msgspec.json.decode(raw)
     except _NOT_JSON:
-        return False
+        return None
+    return value if isinstance(value, dict) else None
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class CallSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tools: the tool schemas sent with the call, or None.
         agent: which agent of the session made the call; None is the main one.
         options: further request fields that shape the prompt (`tool_choice`, `chat_template_kwargs`).
+        prompt_tokens: length of the prompt as the log recorded it, in tokens of the model that served it; None where
+            the log does not say.
     """
 
     spans: Spans
@@ -60,6 +62,7 @@ class CallSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tools: list[JsonValue] | None = None
     agent: str | None = None
     options: dict[str, JsonValue] = {}
+    prompt_tokens: int | None = None
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[JsonValue] | None
     agent: str | None
     options: dict[str, JsonValue]
+    prompt_tokens: int | None = None
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,4 +103,5 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                 tools=spec.tools,
                 agent=spec.agent,
                 options=spec.options,
+                prompt_tokens=spec.prompt_tokens,
             )

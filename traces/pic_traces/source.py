@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import shutil
 import stat
-from collections.abc import Callable, Iterator
-from enum import Enum
+import sys
+import tempfile
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path, PurePath
+from typing import IO
 
 import msgspec
 
@@ -16,48 +20,54 @@ from pic_traces.blocks import recognize_blocks
 from pic_traces.clock import set_clocks, split_clock
 from pic_traces.data import DATA
 from pic_traces.errors import TraceError
-from pic_traces.lines import JSON_SUFFIXES, LINES_SUFFIXES, Line, read_objects
-from pic_traces.openai_log import is_request, name_by_line, parse_requests
-from pic_traces.recorded import is_recorded, parse_recorded
+from pic_traces.lines import SUFFIXES
+from pic_traces.logs import Passed, read_logs
 from pic_traces.session import Session
 
 SAMPLES = {"agents": DATA / "agents_sample.jsonl.gz", "opendevin": DATA / "opendevin_sample.jsonl.gz"}
 """The traces that travel with the package, by the name in `sample:NAME`."""
 
 TRACE_HELP = (
-    "recorded sessions or request logs (a file or a folder of them), sample:NAME, gen:NAME?key=value&..., or clock: in "
-    "front of any of these"
+    "logs of requests or sessions of agents (a file, a folder, or - for stdin), sample:NAME, gen:NAME?key=value&..., "
+    "or clock: in front of any of these"
 )
 """Help text of an argument that `load` takes."""
 
-_LOG_SUFFIXES = (*LINES_SUFFIXES, *JSON_SUFFIXES)
+# Servers put the hour behind the names of files that they have filled: `server.log.2026-11-25_22`.
+_LOG_NAME = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})(\.[\d_-]+)?(\.gz)?$")
+
+_STDIN: list[IO[bytes]] = []
+"""What stdin held, once it has been read."""
 
 
-def load(trace: str | Path) -> Iterator[Session]:
+def load(trace: str | Path, passed: Passed | None = None) -> Iterator[Session]:
     """Yield the sessions of a trace, in its order.
 
     Args:
-        trace: a file (JSON or JSONL, gzip or plain: recorded sessions or OpenAI chat requests, told apart by content),
-            a folder of such files of one kind, `sample:NAME`, or `gen:NAME?key=value&...`; with `clock:` or
-            `clock:SEED@` in front, any of these with a clock in every system prompt. Of a folder every `*.jsonl`,
-            `*.json` and their `.gz` is read, in subfolders too, sorted by path; requests of one session may lie in
-            several files.
+        trace: a file (JSON, JSONL or a server's log, gzip or plain, of `formats.READERS`, told apart by content), a
+            folder of such files, `-` for stdin, `sample:NAME`, or `gen:NAME?key=value&...`; with `clock:` or
+            `clock:SEED@` in front, any of these with a clock in every system prompt. Of a folder every file that ends
+            like `lines.SUFFIXES` is read, in subfolders too, sorted by path; requests of one session may lie in several
+            files.
+        passed: notes the lines that are passed over because they are of no known format; without it, one warning is
+            logged for all of them.
 
     Raises:
-        TraceError: at the first thing that cannot be read; the message names the file and the line.
+        TraceError: nothing can be read, or the log would be counted wrongly; the message names the file and the line.
     """
+    passed = passed or Passed(is_logged=True)
     name = str(trace)
     clock, seed, rest = split_clock(name)
     if clock:
-        return set_clocks(load(rest), seed)
+        return set_clocks(load(rest, passed), seed)
     if name.startswith("gen:"):
         return _generate(name)
     if name.startswith("sample:"):
         sample = name.removeprefix("sample:")
         if sample not in SAMPLES:
             raise TraceError(f"{name}: no such sample; {', '.join(f'sample:{key}' for key in SAMPLES)} are there")
-        return _load_file(SAMPLES[sample])
-    path = Path(trace).expanduser()
+        return _load_file(SAMPLES[sample], passed)
+    path = _spooled_stdin() if name == "-" else Path(trace).expanduser()
     try:
         mode = path.stat().st_mode if name else 0
     except (FileNotFoundError, NotADirectoryError):
@@ -65,12 +75,13 @@ def load(trace: str | Path) -> Iterator[Session]:
     except (OSError, ValueError) as error:
         raise TraceError(f"{name!r}: cannot be read: {error}") from error
     if stat.S_ISDIR(mode):
-        return _load_folder(path)
+        return _load_folder(path, passed)
     if not stat.S_ISREG(mode):
         raise TraceError(
-            f"{name!r}: no such file; a path, sample:NAME or gen:NAME?key=value&... is allowed, clock: in front of any"
+            f"{name!r}: no such file; a path, - for stdin, sample:NAME or gen:NAME?key=value&... is allowed, "
+            "clock: in front of any"
         )
-    return _load_file(path)
+    return _load_file(path, passed)
 
 
 def short_name(trace: str) -> str:
@@ -78,8 +89,10 @@ def short_name(trace: str) -> str:
     clock, _, rest = split_clock(trace)
     if rest.startswith(("gen:", "sample:")):
         return trace
+    if rest == "-":
+        return f"{clock}stdin"
     name = PurePath(rest).name
-    for suffix in (".gz", ".jsonl", ".json"):
+    for suffix in (".gz", *SUFFIXES):
         name = name.removesuffix(suffix)
     return clock + (name or rest)
 
@@ -98,13 +111,6 @@ def limit(
     return result
 
 
-class _Format(Enum):
-    """What an object of a trace can be; the value names it in messages."""
-
-    RECORDED = "recorded sessions (`messages` and `turns`)"
-    REQUEST = "OpenAI chat requests (`messages`)"
-
-
 def _generate(trace: str) -> Iterator[Session]:
     try:
         generator = importlib.import_module("pic_generate")
@@ -116,23 +122,39 @@ def _generate(trace: str) -> Iterator[Session]:
     return sessions
 
 
-def _load_file(path: Path) -> Iterator[Session]:
+def _load_file(path: Path, passed: Passed) -> Iterator[Session]:
     if (kind := recognize_blocks(path)) is not None:
         raise TraceError(f"{path}: a serving trace ({kind.label}): it has no text; `sglang-pic census` reads its hits")
-    return _parse([path], path.name, name_by_line, f"{path}: no sessions: the file has no lines")
+    return _started(read_logs([path], path.name, path.parent, passed), f"{path}: no sessions: the file has no lines")
 
 
-def _load_folder(folder: Path) -> Iterator[Session]:
+def _load_folder(folder: Path, passed: Passed) -> Iterator[Session]:
     paths = _log_files(folder)
     if not paths:
-        suffixes = ", ".join(f"*{suffix}" for suffix in _LOG_SUFFIXES)
-        raise TraceError(f"{folder}: no trace in this folder; files {suffixes} are read, in subfolders too")
-
-    def name_by_file(line: Line) -> str:
-        return f"{line.path.relative_to(folder)}-{line.number:06d}"
-
+        suffixes = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+        raise TraceError(
+            f"{folder}: no trace in this folder; files {suffixes} and their .gz are read, in subfolders too"
+        )
     empty = f"{folder}: no sessions: its {len(paths)} files are empty, {paths[0]} the first of them"
-    return _parse(paths, folder.resolve().name, name_by_file, empty)
+    return _started(read_logs(paths, folder.resolve().name, folder, passed), empty)
+
+
+def _started(sessions: Iterator[Session], if_empty: str) -> Iterator[Session]:
+    """The sessions, the first of which has been read, so that what cannot be read at all is refused at once."""
+    first = next(sessions, None)
+    if first is None:
+        raise TraceError(if_empty)
+    return chain([first], sessions)
+
+
+def _spooled_stdin() -> Path:
+    """What stdin holds, as a file, because it is read more than once; the file goes with the process."""
+    if not _STDIN:
+        file = tempfile.NamedTemporaryFile(prefix="sglang-pic-stdin-", delete=True)  # noqa: SIM115
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        _STDIN.append(file)
+    return Path(_STDIN[0].name)
 
 
 def _log_files(folder: Path) -> list[Path]:
@@ -140,50 +162,10 @@ def _log_files(folder: Path) -> list[Path]:
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=_refuse):
         folders[:] = [name for name in folders if name[0] != "."]
-        found += [Path(root, name) for name in names if name[0] != "." and name.endswith(_LOG_SUFFIXES)]
+        found += [Path(root, name) for name in names if name[0] != "." and _LOG_NAME.search(name)]
     return sorted(path for path in found if path.is_file())
 
 
 def _refuse(error: OSError) -> None:
     # Left out, a subfolder would be missing from every figure.
     raise TraceError(f"{error.filename}: cannot be read: {error}") from error
-
-
-def _parse(paths: list[Path], source: str, name_line: Callable[[Line], str], if_empty: str) -> Iterator[Session]:
-    rest = chain.from_iterable(map(read_objects, paths))
-    first = next(rest, None)
-    if first is None:
-        raise TraceError(if_empty)
-    form = _recognize(first)
-    if form is None:
-        raise first.error(
-            f"unknown trace format: its keys are {_keys(first)}; "
-            "expected `messages` and `turns` (a recorded session) or `messages` (an OpenAI chat request)"
-        )
-    lines = (_expect(form, first, line) for line in chain([first], rest))
-    if form is _Format.RECORDED:
-        return map(parse_recorded, lines)
-    return parse_requests(lines, source, name_line)
-
-
-def _recognize(line: Line) -> _Format | None:
-    if is_recorded(line.value):
-        return _Format.RECORDED
-    return _Format.REQUEST if is_request(line.value) else None
-
-
-def _expect(form: _Format, first: Line, line: Line) -> Line:
-    """The line itself; refuses another format than the first line's."""
-    found = _recognize(line)
-    if line.path != first.path and found is not form:
-        what = "of an unknown format" if found is None else f"of {found.value}"
-        raise line.error(
-            f"{what}, but {first.path} has {form.value}; a folder must have one format (keys: {_keys(line)})"
-        )
-    if found is None and form is _Format.REQUEST:
-        raise line.error(f"no chat request: no `messages` among the keys {_keys(line)}")
-    return line
-
-
-def _keys(line: Line) -> str:
-    return ", ".join(sorted(line.value)) or "(none)"

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from pic_traces.encode import Encoder, load_encoder
+from pic_traces.formats.recorded import parse_recorded
 from pic_traces.lines import Line, read_objects
-from pic_traces.recorded import parse_recorded
 from pic_traces.session import JsonValue
 
 MAX_PROMPT_TOKENS = 4_500

@@ -1,12 +1,13 @@
-"""Recorded messages as a chat template gets them: without thoughts, without images, with arguments parsed."""
+"""Recorded messages as a chat template gets them: with arguments parsed, without images, which a digest stands for."""
 
 from __future__ import annotations
 
+import hashlib
 from enum import Enum
 
 import msgspec
 
-from pic_traces.flatten import drop_thoughts, flatten_tools
+from pic_traces.flatten import flatten_tools
 from pic_traces.session import JsonValue, Message, as_type
 
 _TEXT_PARTS = ("text", "input_text")
@@ -23,7 +24,8 @@ class Preparation:
     """Prepares messages for one encoder, and counts what it had to replace.
 
     Content becomes text where the template takes no parts: text parts joined by a space, as SGLang does. A part that is
-    no text (an image, a sound) becomes the text `[TYPE]`, whatever a server would make of it.
+    no text (an image, a sound) becomes the text `[TYPE DIGEST]`, equal for equal images only. A thought
+    (`reasoning_content`) stays beside the content: the template decides which it shows.
     """
 
     def __init__(self, form: ContentForm) -> None:
@@ -38,13 +40,13 @@ class Preparation:
 
     def flatten(self, messages: list[Message], tools: list[JsonValue] | None) -> list[Message]:
         """Messages for a template that shows no tools: everything about tools is plain text."""
-        without_media = [self._replace_media(message) for message in drop_thoughts(messages)]
+        without_media = [self._replace_media(message) for message in messages]
         return [self._shape_content(message) for message in flatten_tools(without_media, tools)]
 
     def keep_tools(self, messages: list[Message]) -> list[Message]:
         """Messages for a template that shows tools: arguments of tool calls parsed, nothing None."""
         result: list[Message] = []
-        for message in drop_thoughts(messages):
+        for message in messages:
             prepared = self._shape_content(self._replace_media(message))
             if isinstance(calls := message.get("tool_calls"), list):
                 prepared = {**prepared, "tool_calls": [_parse_arguments(call) for call in calls]}
@@ -73,7 +75,16 @@ class Preparation:
             return {"type": "text", "text": part["text"]}
         self._num_replaced += 1
         kind = part.get("type") if isinstance(part, dict) else None
-        return {"type": "text", "text": f"[{kind if isinstance(kind, str) else 'part'}]"}
+        return {"type": "text", "text": f"[{kind if isinstance(kind, str) else 'part'} {_digest(part)}]"}
+
+
+def _digest(part: JsonValue) -> str:
+    """A name for what an image or another part shows: the same without marks for a provider's cache."""
+    seen = part
+    if isinstance(part, dict):
+        image = as_type(part.get("image_url"), dict[str, JsonValue]) or {}
+        seen = image.get("url") or {key: value for key, value in part.items() if key != "cache_control"}
+    return hashlib.blake2b(msgspec.json.encode(seen), digest_size=4).hexdigest()
 
 
 def content_text(content: JsonValue, joint: str = "") -> str:

@@ -35,7 +35,10 @@ _OPEN_ID, _CLOSE_ID = 0, 1
 
 
 class StandInEncoder:
-    """Implements `Encoder`; tools are flattened to text, as for a template that does not show them."""
+    """Implements `Encoder`; tools are flattened to text, as for a template that does not show them.
+
+    Thoughts are shown as most templates of thinking models do: those behind the last message of the user.
+    """
 
     name = "words (no tokenizer given: counts are approximate)"
     is_exact = False
@@ -65,9 +68,11 @@ class StandInEncoder:
         stretches: list[TokenizedText] = []
         marks: list[Mark] = []
         at = 0
-        for message, role in zip(messages, recorded_roles(call.messages, messages), strict=True):
+        roles = recorded_roles(call.messages, messages)
+        asked = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
+        for number, (message, role) in enumerate(zip(messages, roles, strict=True)):
             header = self._headers.get(str(message["role"]))
-            content = self._contents.get(str(message["content"]))
+            content = self._contents.get(_shown(message) if number > asked else str(message["content"]))
             stretches += (header, content, self._footer)
             marks.append(Mark(at, role))
             at += len(header.text) + len(content.text) + len(self._footer.text)
@@ -79,11 +84,18 @@ class StandInEncoder:
         if completion is None:
             return ()
         (message,) = self._preparation.flatten([completion], None)
-        return (self._contents.get(str(message["content"])), self._end_of_turn)
+        return (self._contents.get(_shown(message)), self._end_of_turn)
 
     def _make_header(self, role: str) -> TokenizedText:
         split = self._vocabulary.split
         return _join(_marker(_OPEN, _OPEN_ID), split(role), split("\n"))
+
+
+def _shown(message: Message) -> str:
+    """An answer's text with the thought before it."""
+    content, thought = str(message["content"]), message.get("reasoning_content")
+    is_thought = message.get("role") == "assistant" and isinstance(thought, str) and thought
+    return f"<think>\n{thought}\n</think>\n\n{content}" if is_thought else content
 
 
 class Vocabulary:

@@ -1,12 +1,16 @@
 """The project's trace format: one recorded session a line, append-only (`turns`) or with explicit `prompts`.
 
-README.md beside this file lists the keys.
+traces/pic_traces/README.md lists the keys.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
+from pic_traces.formats.bodies import prompt_tokens_of
+from pic_traces.formats.reader import Reader
 from pic_traces.lines import Line
 from pic_traces.session import CallSpec, JsonValue, Message, Session
 
@@ -21,11 +25,20 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[list[int | tuple[int, int]]] | None = None
     tools: list[JsonValue] | None = None
     agents: list[str | None] | None = None
+    usage: list[JsonValue] | None = None
 
 
-def is_recorded(value: dict[str, JsonValue]) -> bool:
-    """Whether a line is meant to be a recorded session: it says which messages its calls produced."""
-    return "turns" in value
+class Recorded(Reader):
+    """Implements `Reader`. A session says which of its messages its calls produced."""
+
+    name = "recorded sessions (`messages` and `turns`)"
+
+    @staticmethod
+    def recognizes(line: Line) -> bool:
+        return "turns" in line.value
+
+    def take(self, line: Line) -> Iterator[Session]:
+        yield parse_recorded(line)
 
 
 def parse_recorded(line: Line) -> Session:
@@ -77,4 +90,5 @@ def _parse_call(line: Line, record: _Record, index: int) -> CallSpec:
         completion=turn,
         tools=record.tools,
         agent=None if record.agents is None else record.agents[index],
+        prompt_tokens=prompt_tokens_of(record.usage[index]) if record.usage and index < len(record.usage) else None,
     )

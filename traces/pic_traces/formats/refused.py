@@ -1,0 +1,77 @@
+"""Formats that are known and not read: what they are, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pic_traces.formats.bodies import as_object, as_objects
+from pic_traces.formats.reader import Dict
+from pic_traces.lines import Line
+
+NO_JSON = "no line of JSON"
+"""The reason for any other text, such as what a server writes between the requests that it logs."""
+
+_RECORD = "log the requests instead (bodies of /v1/chat/completions, one a line)"
+
+
+def refusal(line: Line) -> str:
+    """Why a line that no reader takes is not read, in one sentence that is the same for all lines of its kind."""
+    if line.text:
+        return _of_text(line.text)
+    found = next((what for is_it, what in _KNOWN if is_it(line.value)), None)
+    return found or (
+        f"unknown trace format: its keys are {', '.join(sorted(line.value)[:12]) or '(none)'}; expected `messages` (a "
+        "chat request), `messages` and `turns` (a recorded session), or another of the formats of `pic_traces`"
+    )
+
+
+_KNOWN: tuple[tuple[Callable[[Dict], bool], str], ...] = (
+    (
+        lambda value: {"observations", "trace"} <= value.keys() or {"traceId", "type", "startTime"} <= value.keys(),
+        f"a Langfuse export: spans of frameworks, not the calls as they were sent; {_RECORD}",
+    ),
+    (
+        lambda value: "eval" in value and bool({"samples", "plan"} & value.keys()),
+        f"an inspect_ai log; {_RECORD}, or write `samples[].events[].call.request` one a line",
+    ),
+    (
+        lambda value: "entries" in as_object(value.get("log")),
+        "a HAR file; write its bodies one a line: jq -c '.log.entries[].request.postData.text | fromjson' FILE",
+    ),
+    (
+        lambda value: bool({"interactions", "http_interactions"} & value.keys()),
+        "a VCR cassette; write the `body` of each `request` as one line of JSON",
+    ),
+    (
+        lambda value: any("from" in turn for turn in as_objects(value.get("conversations"))),
+        "a ShareGPT data set: texts without calls; `sglang.bench_serving` sends it, with --dataset-name sharegpt",
+    ),
+    (
+        lambda value: "prompt" in value,
+        f"a request of /v1/completions (`prompt`): raw prompts are not read; {_RECORD}",
+    ),
+    (
+        lambda value: "sampling_params" in value or (len(value) <= 3 and bool({"text", "input_ids"} & value.keys())),
+        f"a request of SGLang's /generate: raw prompts are not read; {_RECORD}",
+    ),
+    (
+        lambda value: {"request_parameters", "prompt_tokens"} <= value.keys(),
+        "SGLang's --export-metrics-to-file: it has no messages; record with --log-requests --log-requests-level 3",
+    ),
+    (
+        lambda value: "input" in value,
+        "a request of /v1/embeddings, which has no prompt",
+    ),
+)
+
+
+def _of_text(text: str) -> str:
+    if text.startswith(("interactions:", "http_interactions:")):
+        return "a VCR cassette (YAML); write the `body` of each `request` as one line of JSON"
+    if text.lower().startswith("timestamp,"):
+        return "a table of lengths and times: it has neither text nor blocks, and says nothing about reuse"
+    if "Received request" in text and "SamplingParams" in text:
+        return "vLLM's request log: it has no messages; record in front of vLLM, e.g. with LiteLLM"
+    if text.lstrip().startswith("{"):
+        return "bad JSON; a trace is JSONL, one JSON object a line (gzip or plain)"
+    return NO_JSON
