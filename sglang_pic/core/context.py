@@ -3,6 +3,7 @@
 Rows depend on the text before them, and the answer depends most on the end of a prompt. So the nearer to the end a run
 is, the more the text before its donor (the donor's context) must equal the text before the run:
 
+    anywhere                   at most `reordered_percent` of the context is after the run in the prompt
     [0, near_start)            the context lacks at most `far_unseen_percent` of the text before a row, in its order
     [near_start, tail_start)   the context lacks at most `near_unseen_percent` of the text before the run
     [tail_start, last)         it lacks at most `unseen_percent`, and has at most `foreign_tokens` others
@@ -10,6 +11,7 @@ is, the more the text before its donor (the donor's context) must equal the text
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -17,12 +19,21 @@ from typing import NamedTuple
 import numpy as np
 
 from sglang_pic.core import token_loops
+from sglang_pic.core.plan import Run
 from sglang_pic.core.policy import ReusePolicy
-from sglang_pic.core.tokens import Tokens
+from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len
 
 _MOST_COMPARED, _MOST_REFUSED = 32, 4
 """Limits of one plan on tokens compared, and on tokens of refused runs, in lengths of the prompt: periodic text has a
 long run at every shift."""
+
+
+# Most spans of one prompt that are searched for; periodic text has one at every shift.
+_MOST_SEARCHED = 64
+# Likewise of those before a donor in the same order.
+_MOST_CHAINED = 256
+# Contexts are compared at the shift of an equal span so far before and after it.
+_BESIDE_TOKENS = 256
 
 
 class Misfit(NamedTuple):
@@ -52,6 +63,62 @@ def compare_contexts(context: Tokens, here: Tokens, shifts: AbstractSet[int], mo
     places = [*(Moved(0, len(here), shift) for shift in shifts), *moved]
     num_foreign, num_unseen = token_loops.count_misfits(context, here, np.array(places, np.int64).reshape(-1))
     return Misfit(num_foreign, max(num_unseen, len(here) - len(context)))
+
+
+class EqualSpans:
+    """The equal spans that were found in one prompt, spliced or not, and the donors of its runs that read them first.
+
+    A request that puts documents, tools or files in another order has donors that read a text before another one,
+    which the prompt has after it. Qwen2.5-Coder-0.5B then loses right answers (bench/results/study/models.md).
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, int], int] = {}
+        self._num_searched = 0
+
+    @property
+    def num_chained(self) -> int:
+        """Spans that `in_order` looks at."""
+        return min(len(self._ends), _MOST_CHAINED)
+
+    def add(self, start: int, end: int, shift: int) -> None:
+        """Note that tokens `[start, end)` of the prompt are at `[start - shift, end - shift)` of a donor's path."""
+        self._ends[start, shift] = max(end, self._ends.get((start, shift), 0))
+
+    def in_order(self, donor_start: int) -> list[Moved]:
+        """The spans, and the text beside them, whose text is before a donor's in the same order, the last one first."""
+        kept, end = [], donor_start
+        for (start, shift), stop in itertools.islice(reversed(self._ends.items()), _MOST_CHAINED):
+            if stop - shift <= end:
+                kept.append(Moved(start - _BESIDE_TOKENS, stop + _BESIDE_TOKENS, shift))
+                end = start - shift
+        return kept
+
+    def num_reordered(self, run: Run, tokens: Tokens, limit: int) -> int:
+        """Tokens before a run's donor that are after the run in the prompt, and not before it, too.
+
+        Cost: O(spans + tokens of the prompt). Counting ends behind `limit`; behind `_MOST_SEARCHED` the spans of other
+        donors' paths may count.
+        """
+        starts, shifts = np.array([*self._ends], np.int64).reshape(-1, 2).T
+        ends = np.minimum(np.array([*self._ends.values()], np.int64), run.donor_start + shifts)
+        starts = np.maximum(np.maximum(starts, run.target_end), shifts)
+        found = np.flatnonzero(starts < ends)
+        most = int((ends - starts)[found].sum())
+        if most <= limit or self._num_searched >= _MOST_SEARCHED:
+            return most
+        data, before, num, counted = tokens.tobytes(), TOKEN_BYTES * run.target_end, 0, 0
+        # By their places on the donor's path, each of which counts once.
+        for i in found[np.argsort(starts[found] - shifts[found], kind="stable")].tolist():
+            first, end, shift = max(int(starts[i]), counted + int(shifts[i])), int(ends[i]), int(shifts[i])
+            if num > limit or first >= end:
+                continue
+            num_equal = common_len(run.donor.tokens(end - shift)[first - shift :], tokens[first:end])
+            text = data[TOKEN_BYTES * first : TOKEN_BYTES * (first + num_equal)]
+            num += num_equal if data.find(text, 0, before) < 0 else 0
+            counted = end - shift
+            self._num_searched += 1
+        return num
 
 
 class ContextRule:

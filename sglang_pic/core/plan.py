@@ -47,6 +47,7 @@ class DropReason(Reason):
         "position_step",
         "The model scales or cuts its attention otherwise at the donor's positions.",
     )
+    REORDERED = "reordered", "The donor's rows were computed after text that is after the run in the prompt."
     SINK = "sink", "The rows are among the first `sink_tokens` positions, of this prompt or of the donor's."
     TAIL = "tail", "The run is near the prompt's end, and the donor's context does not fit there."
 

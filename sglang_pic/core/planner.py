@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_pic.core import token_loops
-from sglang_pic.core.context import ContextRule, Moved, compare_contexts
+from sglang_pic.core.context import ContextRule, EqualSpans, compare_contexts
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.lexicon import Lexicon
@@ -48,8 +48,6 @@ _WORK_PER_ENDING = 16
 _WORK_PER_NAME = 8
 # Cost of a further node in a comparison.
 _WORK_PER_STEP = 16
-# Contexts are compared at the shift of an equal span so far before and after it.
-_BESIDE_TOKENS = 256
 # Tokens of a donor's context that are compared at the cost of one other token.
 _CONTEXT_PER_WORK = 16
 
@@ -127,8 +125,7 @@ class Planner:
         self._served = prefix_len
         self._dropped: Counter[DropReason] = Counter()
         self._used: list[Node] = []
-        # The equal spans so far and the text beside them, merged where the shift is the same.
-        self._moved: list[Moved] = []
+        self._equal, self._reordered_percent = EqualSpans(), policy.reordered_percent if policy.tail_tokens else 100
         self._paths = PlanPaths(tokens)
         # (serial of a node, shift) -> end of an equal span that is not worth a run: its other chunks are skipped.
         self._short: dict[tuple[int, int], int] = {}
@@ -141,7 +138,7 @@ class Planner:
 
     def plan(self) -> Plan:
         """The plan. Cost O(tokens after the prefix) in any case."""
-        guarded = self._guard.protect(self._collect())
+        guarded = self._guard.protect(self._in_order(self._collect()))
         runs = self._holding_whole(self._within_limits(guarded.runs))
         self._trie.touch(self._used)
         plan = Plan(
@@ -274,8 +271,7 @@ class Planner:
                 self._give_up(grown)
                 continue
             found = self._fit(grown, shift)
-            if self._context.far_end > 0:
-                self._note_moved(grown)
+            self._equal.add(grown.start, grown.end, grown.shift)
             if found is not None and self._is_long_enough(found):
                 candidates.append(found)
             else:
@@ -374,30 +370,11 @@ class Planner:
         num_unseen = found.shift
         # A context that is too short need not be compared.
         if not rule.is_too_much(num_unseen, start):
-            self._work += start // _CONTEXT_PER_WORK
+            self._work += start // _CONTEXT_PER_WORK + _WORK_PER_NAME * self._equal.num_chained
             context = self._paths.through(found.node).tokens(start - found.shift)
-            shifts, moved = {0, found.shift}, self._in_order(found)
+            shifts, moved = {0, found.shift}, self._equal.in_order(start - found.shift)
             num_unseen = compare_contexts(context, self._tokens[:start], shifts, moved).num_unseen
         return rule.far_start(start, found.end, num_unseen)
-
-    def _in_order(self, found: _Candidate) -> list[Moved]:
-        """The equal spans before a run that are before its donor in the same order, from the last one back."""
-        kept, end = [], found.start - found.shift
-        for moved in reversed(self._moved):
-            start, stop = moved.start + _BESIDE_TOKENS - moved.shift, moved.end - _BESIDE_TOKENS - moved.shift
-            if stop <= end:
-                kept.append(moved)
-                end = start
-        return kept
-
-    def _note_moved(self, found: _Candidate) -> None:
-        """Record an equal span, spliced or not: later contexts are compared at its shift there."""
-        moved = Moved(found.start - _BESIDE_TOKENS, found.end + _BESIDE_TOKENS, found.shift)
-        last = self._moved[-1] if self._moved else None
-        if last is not None and last.shift == moved.shift and moved.start <= last.end:
-            self._moved[-1] = Moved(min(last.start, moved.start), max(last.end, moved.end), moved.shift)
-        else:
-            self._moved.append(moved)
 
     def _pinned_end(self, found: _Candidate) -> int:
         """The end of the span's pinned rows if the context rule does not apply to them; else 0."""
@@ -467,6 +444,23 @@ class Planner:
             self._dropped[DropReason.MAX_GAPS] += len(runs) - len(kept)
             runs = kept
         return runs
+
+    def _in_order(self, runs: list[Run]) -> list[Run]:
+        """The runs whose donors read nothing before them that is after them here, or little of it."""
+        percent, limits = self._reordered_percent, self._limits
+        if percent == 100 or not runs:
+            return runs
+        kept = [run for run in runs if self._is_in_order(run, max(limits.min_run, percent * run.donor_start // 100))]
+        if len(kept) == len(runs):
+            return runs
+        self._dropped[DropReason.REORDERED] += len(runs) - len(kept)
+        return repair_seams(kept, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
+
+    def _is_in_order(self, run: Run, limit: int) -> bool:
+        if self._equal.num_reordered(run, self._tokens, limit) <= limit:
+            return True
+        pinned_len = self._options.pinned_len
+        return pinned_len is not None and pinned_len(run.donor) >= run.donor_end
 
     def _holding_whole(self, runs: list[Run]) -> list[Run]:
         """The runs, cut so that each image is inside one run or in none, with seams where a run before them was cut."""

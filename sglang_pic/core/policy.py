@@ -68,6 +68,12 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "The same in front of what is near, where another order counts as lacking: text in another order is computed. "
         "With 100, or with a tail of 0, nothing is compared there.",
     ] = 40
+    # Recorded agents lose next to nothing by it; documents in another order lose right answers without it.
+    reordered_percent: Annotated[
+        Percent,
+        "Largest share of a donor's context, in percent, that may be after the run in the prompt: documents, tools or "
+        "files in another order are computed. 100, or a tail of 0, allows any order.",
+    ] = 10
     # Text of a short period has a donor at every shift.
     max_misfits: Annotated[
         int,

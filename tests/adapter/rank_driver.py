@@ -57,6 +57,7 @@ SHORT = {
     "tail_tokens": 64,
     "near_tokens": 256,
     "far_unseen_percent": 100,
+    "reordered_percent": 100,
     "min_run_tokens": 32,
     "min_spliced_tokens": 16,
 }

@@ -88,6 +88,8 @@ def test_options_reach_the_count(capsys: Capture) -> None:
 
     usual = chunk_tokens()
     assert chunk_tokens("--far-unseen", "0") < usual
+    documents = [counts_of(capsys, "gen:reorder?sessions=1", "--reordered", n)["total"] for n in ("10", "100")]
+    assert documents[0]["chunk_tokens"] < documents[1]["chunk_tokens"]
     assert chunk_tokens("--min-run", "256") < usual
     assert usual < chunk_tokens("--seam", "1")
     assert chunk_tokens("--seam", "64", "--tail", "0") < chunk_tokens("--tail", "0")

@@ -7,7 +7,7 @@ from core_builders import index_of, join, plan_of, text
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sglang_pic.core import ContentIndex, Context, CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tokens
+from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, PlanOptions, ReusePolicy, Tokens, as_tokens
 from sglang_pic.core.alignment import Aligner
 from sglang_pic.core.context import ContextRule, Misfit, Moved, compare_contexts
 from sglang_pic.core.trie import Node
@@ -178,14 +178,42 @@ def test_far_from_the_end_no_more_is_compared_or_refused_than_many_lengths_of_th
 
 
 @pytest.mark.parametrize(
-    ("order", "is_spliced"), [([0, 1, 2, 3], True), ([0, 2, 3], True), ([1, 0, 2, 3], False), ([3, 2, 1, 0], False)]
+    ("order", "spliced"),
+    [
+        ([0, 1, 2, 3], {0, 1, 2, 3}),
+        ([0, 2, 3], {0, 2, 3}),
+        ([1, 0, 2, 3], {0, 2, 3}),
+        ([3, 2, 1, 0], {0}),
+        ([2, 3, 0, 1], {0, 1}),
+    ],
 )
-def test_rows_that_read_the_same_texts_in_another_order_do_not_fit(order: list[int], is_spliced: bool) -> None:
-    """The last text has a donor that read the others before it; without one of them the rest is in order."""
+def test_a_text_is_computed_if_its_donor_read_first_what_is_after_it_now(order: list[int], spliced: set[int]) -> None:
     head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 1100, *[400] * 4), start=40))
     index = index_of(join(head, *texts), config=CoreConfig(edit="in_place"))
     prompt = join(new_head, *(texts[i] for i in order), question)
-    last = len(prompt) - len(question) - 400
-    assert any(run.target_end > last + 200 for run in plan_of(index, prompt).runs) == is_spliced
-    anywhere = plan_of(index, prompt, options=PlanOptions(policy=CoreConfig(edit="in_place", far_unseen_percent=100)))
-    assert any(run.target_end > last + 200 for run in anywhere.runs)
+    for percent, wanted in ((10, spliced), (100, {*order})):
+        policy = CoreConfig(edit="in_place", far_unseen_percent=100, reordered_percent=percent)
+        plan = plan_of(index, prompt, options=PlanOptions(policy=policy))
+        starts = {i: len(new_head) + 400 * at for at, i in enumerate(order)}
+        found = {
+            i for i, at in starts.items() if any(run.target_start < at + 300 < run.target_end for run in plan.runs)
+        }
+        assert found == wanted
+        assert (DropReason.REORDERED in plan.dropped) == (wanted != {*order})
+
+
+def test_only_text_of_the_donors_own_path_counts_as_read_before_it() -> None:
+    """The same texts in their order from one donor each, of which the second one's has other text at those places."""
+    head, other, first, second, question = (text(seed, n) for seed, n in enumerate((80, 500, 300, 300, 1100), start=60))
+    index = index_of(join(head, second), join(other, first), config=CoreConfig(edit="in_place", far_unseen_percent=100))
+    plan = plan_of(index, join(head[:60], first, second, question))
+    assert (len(plan.runs), plan.dropped.get(DropReason.REORDERED)) == (2, None)
+
+
+def test_pinned_rows_that_may_be_near_may_be_in_any_order() -> None:
+    head, first, second, question = (text(seed, n) for seed, n in enumerate((80, 300, 300, 1100), start=70))
+    index = index_of(join(head, first, second), config=CoreConfig(edit="in_place", far_unseen_percent=100))
+    prompt = join(head[:60], second, first, question)
+    for pinned_len, num_runs in ((None, 1), (lambda _: 680, 2)):
+        options = PlanOptions(policy=CoreConfig(edit="in_place", far_unseen_percent=100), pinned_len=pinned_len)
+        assert len(plan_of(index, prompt, options=options).runs) == num_runs

@@ -133,7 +133,11 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     index = index_of(join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
     options = asking(
-        tail_tokens=tail_tokens, near_tokens=4 * tail_tokens, far_unseen_percent=100, compute_from=compute_from
+        tail_tokens=tail_tokens,
+        near_tokens=4 * tail_tokens,
+        compute_from=compute_from,
+        far_unseen_percent=100,
+        reordered_percent=100,
     )
     plan = plan_of(index, prompt, options=options)
     last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)

@@ -148,11 +148,9 @@ class PicPrefillAdder(PrefillAdder):
         pending: PendingSplice | None = req.pic.pending
         if pending is None or num_computed is None:
             return None if pending is None else pending.plan.end
-        try:
+        with self.tree_cache.guarded(Fallback.FAULT_PLAN, [req]):
             return pending.plan.cut(num_computed, page_size=page_size, whole=req.pic.whole)
-        except Exception as error:
-            self.tree_cache.recover([req], Fallback.FAULT_PLAN, error)
-            return None
+        return None
 
     def _spliced_chunk_len(self, req: Req) -> int | None:
         """Tokens of the next chunk, runs included; None without a plan, which is dropped if slots are short."""
@@ -176,10 +174,8 @@ class PicPrefillAdder(PrefillAdder):
         state: RequestState = req.pic
         cache = self.tree_cache
         plan = None
-        try:
+        with cache.guarded(Fallback.FAULT_PLAN, [req], is_admitted=True):
             plan = state.admit(req.prefix_len, req.extend_end, first_chunk=first_chunk)
-        except Exception as error:
-            cache.recover([req], Fallback.FAULT_PLAN, error, is_admitted=True)
         self.goes_by_place |= goes_by_place(req)
         left = len(req.full_untruncated_fill_ids) - req.extend_end
         if left > 0:
@@ -196,17 +192,14 @@ class PicPrefillAdder(PrefillAdder):
                 self.rem_chunk_tokens += plan.num_spliced
             self.log_hit_tokens += plan.num_spliced
             self.log_input_tokens -= plan.num_spliced
-        try:
+        # After a fault the batch may be narrowed for other requests; this one is one whole gap.
+        with cache.guarded(Fallback.FAULT_ACCOUNTING, [req], is_admitted=True):
             refusal = cache.planning.refusal(req)
             if first_chunk:
                 state.prefix = cache.publication.prefix_of(req)
             # A refusal counts once, and a fault was counted when it happened.
             counted = refusal if first_chunk and not state.is_faulty else None
             cache.accounting.count_admitted(req, plan, counted, first_chunk=first_chunk, cost=cache.planning.cost)
-        except Exception as error:
-            # The batch may be narrowed for other requests; this one is one whole gap.
-            cache.recover([req], Fallback.FAULT_ACCOUNTING, error, is_admitted=True)
-        else:
             # The audit recomputes token ids only: no embeddings, no earlier turns of a session.
             if refusal is None and not req.retracted_stain:
                 for feature in cache.features:

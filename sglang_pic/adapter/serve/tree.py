@@ -105,12 +105,12 @@ class PicRadixCache(UnifiedRadixCache):
                 feature.on_index_lost()
 
     @contextmanager
-    def guarded(self, reason: Fallback, reqs: Iterable[Req] = ()) -> Iterator[None]:
+    def guarded(self, reason: Fallback, reqs: Iterable[Req] = (), *, is_admitted: bool = False) -> Iterator[None]:
         """Turn an exception into a fault, as `recover` does."""
         try:
             yield
         except Exception as error:
-            self.recover(reqs, reason, error)
+            self.recover(reqs, reason, error, is_admitted=is_admitted)
 
     def make_room(self) -> bool:
         """Have a feature return slots or release locks on rows; False if none has any."""
