@@ -111,12 +111,6 @@ def test_a_corruption_is_found_and_its_namespace_goes_off_and_comes_back(client:
     client.flush()
 
 
-@on_servers("smollm2_probed")
-def test_keys_that_look_like_ours_are_refused(client: Client) -> None:
-    with pytest.raises(Exception, match="HTTP 400"):
-        client.generate([1, 2, 3], extra_key="a\x1fpic:1")
-
-
 def resume(client: Client, number: int) -> list[bool]:
     """Ask for a namespace to be switched on again; the answer of each scheduler."""
     return client.post("/set_internal_state", {"server_args": {"pic_audit_resume": number}})
