@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,29 +94,48 @@ class EqualSpans:
                 end = start - shift
         return kept
 
+    def may_be_reordered(self, runs: Sequence[Run]) -> list[int]:
+        """For each run how many tokens before its donor may be after the run in the prompt: the spans' own lengths.
+
+        Cost: O(runs * spans), in numpy.
+        """
+        starts, ends = self._overlaps(
+            np.array([run.target_end for run in runs])[:, None], np.array([run.donor_start for run in runs])[:, None]
+        )
+        most: list[int] = np.maximum(ends - starts, 0).sum(axis=1).tolist()
+        return most
+
+    def _overlaps(self, target_end: Any, donor_start: Any) -> tuple[token_loops.Longs, token_loops.Longs]:
+        """The parts of the spans that are after a run, and before its donor where the donor's path has them."""
+        starts, shifts = np.array([*self._ends], np.int64).reshape(-1, 2).T
+        ends = np.array([*self._ends.values()], np.int64)
+        return np.maximum(np.maximum(starts, target_end), shifts), np.minimum(ends, donor_start + shifts)
+
     def num_reordered(self, run: Run, tokens: Tokens, limit: int) -> int:
         """Tokens before a run's donor that are after the run in the prompt, and not before it, too.
 
-        Cost: O(spans + tokens of the prompt). Counting ends behind `limit`; behind `_MOST_SEARCHED` the spans of other
-        donors' paths may count.
+        Cost: O(spans + tokens of the prompt). Counting ends after `limit`. After `_MOST_SEARCHED` spans the answer is
+        more than `limit`.
         """
-        starts, shifts = np.array([*self._ends], np.int64).reshape(-1, 2).T
-        ends = np.minimum(np.array([*self._ends.values()], np.int64), run.donor_start + shifts)
-        starts = np.maximum(np.maximum(starts, run.target_end), shifts)
-        found = np.flatnonzero(starts < ends)
-        most = int((ends - starts)[found].sum())
-        if most <= limit or self._num_searched >= _MOST_SEARCHED:
-            return most
+        if self._num_searched >= _MOST_SEARCHED:
+            return limit + 1
+        starts, ends = self._overlaps(run.target_end, run.donor_start)
+        parts = [
+            (start - shift, end - shift, shift)
+            for start, end, (_, shift) in zip(starts.tolist(), ends.tolist(), self._ends, strict=True)
+            if start < end
+        ]
         data, before, num, counted = tokens.tobytes(), TOKEN_BYTES * run.target_end, 0, 0
         # By their places on the donor's path, each of which counts once.
-        for i in found[np.argsort(starts[found] - shifts[found], kind="stable")].tolist():
-            first, end, shift = max(int(starts[i]), counted + int(shifts[i])), int(ends[i]), int(shifts[i])
+        for start, end, shift in sorted(parts):
+            first = max(start, counted)
             if num > limit or first >= end:
                 continue
-            num_equal = common_len(run.donor.tokens(end - shift)[first - shift :], tokens[first:end])
-            text = data[TOKEN_BYTES * first : TOKEN_BYTES * (first + num_equal)]
+            here = first + shift
+            num_equal = common_len(run.donor.tokens(end)[first:], tokens[here : end + shift])
+            text = data[TOKEN_BYTES * here : TOKEN_BYTES * (here + num_equal)]
             num += num_equal if data.find(text, 0, before) < 0 else 0
-            counted = end - shift
+            counted = end
             self._num_searched += 1
         return num
 

@@ -450,7 +450,11 @@ class Planner:
         percent, limits = self._reordered_percent, self._limits
         if percent == 100 or not runs:
             return runs
-        kept = [run for run in runs if self._is_in_order(run, max(limits.min_run, percent * run.donor_start // 100))]
+        kept = [
+            run
+            for run, most in zip(runs, self._equal.may_be_reordered(runs), strict=True)
+            if most <= (limit := max(limits.min_run, percent * run.donor_start // 100)) or self._is_in_order(run, limit)
+        ]
         if len(kept) == len(runs):
             return runs
         self._dropped[DropReason.REORDERED] += len(runs) - len(kept)
