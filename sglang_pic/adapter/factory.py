@@ -23,6 +23,7 @@ from sglang_pic.adapter.features.audit import moments as audit_moments
 from sglang_pic.adapter.features.audit.audit import Audit
 from sglang_pic.adapter.features.content_events import ContentEvents, make_content_events
 from sglang_pic.adapter.features.drafts.draft import Draft, read_drafts
+from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost
 from sglang_pic.adapter.features.hicache import hicache_tree, store
 from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
@@ -93,8 +94,8 @@ class _LiveModel(NamedTuple):
     max_sequences: int
     max_keys: int
     cost: CostModel | None
-    row_lookahead: int
-    """How many later tokens a row depends on, for `ContentIndex`."""
+    drafts: Sequence[Draft]
+    """A row depends on as many later tokens as there are."""
 
 
 def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> UnifiedRadixCache:
@@ -207,7 +208,7 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, drafts: 
     keys = min(max_keys(each) for each in runners)
     cost = _read_costs(ctx, config, splicer, sequences, keys)
     lexicon = None if texts is None else Lexicon(texts)
-    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, keys, cost, row_lookahead=len(drafts))
+    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, keys, cost, drafts)
 
 
 def _read_costs(
@@ -251,7 +252,7 @@ def _make_cache(
         config.core,
         lexicon=model.lexicon,
         names=RowNames(ctx.params.page_size, int(ctx.params.is_eagle)),
-        row_lookahead=model.row_lookahead,
+        row_lookahead=len(model.drafts),
         watch=events.note if events is not None and events.publishes else None,
     )
     max_pinned = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size * config.pin_max_percent // 100
@@ -282,7 +283,7 @@ def _make_cache(
         media=media,
         steps=_steps(ctx, model.splicer),
     )
-    if isinstance(tree, HiCacheTree) and not path.splicer.view.index:
+    if isinstance(tree, HiCacheTree) and not path.splicer.view.index and not model.drafts:
         tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
         features.add(tree.store)
     tree.serve_with(
@@ -333,11 +334,11 @@ def _make_tree(
     windows = None if window_rows is None else WindowRowsInTree(tree, window_rows.slots)
     if not isinstance(tree, HiCacheTree):
         return tree, windows, None, model.cost
-    return tree, windows, *_read_host(ctx, tree, splicer, model.cost)
+    return tree, windows, *_read_host(ctx, tree, splicer, model.drafts, model.cost)
 
 
 def _read_host(
-    ctx: BuildContext, tree: HiCacheTree, splicer: Splicer, cost: CostModel | None
+    ctx: BuildContext, tree: HiCacheTree, splicer: Splicer, drafts: Sequence[Draft], cost: CostModel | None
 ) -> tuple[HostTier, CostModel | None]:
     """Let splices read what HiCache keeps on the host, and learn what that costs."""
     from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -349,6 +350,7 @@ def _read_host(
         token_bytes += index_pool.size_per_token
     splicer.bind_host(view_host_pool(host_pool, splicer.view, index_pool))
     tree.host = HostTier(tree, token_bytes)
+    tree.drafts = DraftsOnHost(drafts, ctx.params, group)
     if cost is not None:
         fetched_us = calibrate_fetch(splicer, host_pool.size, ctx.tp_group)
         cost = msgspec.structs.replace(cost, fetched_token_us=max(0.0, fetched_us - cost.spliced_token_us))

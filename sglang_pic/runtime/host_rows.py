@@ -9,6 +9,8 @@ tensor of rows that begins at the layer's first one, and a host slot is an index
 
 Index keys of these slots lie in a pool beside it, a page of them together: page after page of one layer, or those of
 all layers of one page.
+
+A draft has host pools of its own over the same slots, or its layers follow those of its target in the target's pools.
 """
 
 from __future__ import annotations
@@ -67,13 +69,16 @@ class HostView:
         return slots + torch.div(slots, PAGE_TOKENS, rounding_mode="floor") * (PAGE_TOKENS * (self.index_step - 1))
 
 
-def view_host_pool(host_pool: object, view: PoolView, index_pool: object | None = None) -> HostView:
+def view_host_pool(
+    host_pool: object, view: PoolView, index_pool: object | None = None, *, packed_at: int | None = None
+) -> HostView:
     """The view of the host pool that backs the pool of `view`.
 
     Args:
         host_pool: of its rows.
         view: of the device's pool.
         index_pool: of its index keys, if it has any.
+        packed_at: of a draft in its target's host pools, the place of its one layer behind the target's layers.
 
     Raises:
         UnsupportedError: the pool or its layout is not one whose rows can be read.
@@ -86,7 +91,8 @@ def view_host_pool(host_pool: object, view: PoolView, index_pool: object | None 
     if pool.layout not in LAYOUTS:
         raise UnsupportedError(OTHER_LAYOUT.line(f"--hicache-mem-layout {pool.layout}"))
     layers, page_size, size = pool.layer_num, pool.page_size, pool.size
-    if layers < view.num_layers or size % page_size:
+    first = 0 if packed_at is None else pool.target_layer_num + packed_at
+    if layers < first + view.num_layers or size % page_size:
         raise ContractError(f"{name}: {layers} layers and {size} slots; this version was built for SGLang 0.5.23.")
     layer_rows, page_rows, slot_rows = {
         "layer_first": (size, page_size, 1),
@@ -104,13 +110,13 @@ def view_host_pool(host_pool: object, view: PoolView, index_pool: object | None 
         flat = buffer.view(view.dtype).view(size * layers, *shape)
         # From each layer's first row on as many as the last one has.
         num_rows = len(flat) - layer_rows * (layers - 1)
-        found.append(tuple(flat[layer_rows * layer :][:num_rows] for layer in range(view.num_layers)))
+        found.append(tuple(flat[layer_rows * (first + layer) :][:num_rows] for layer in range(view.num_layers)))
     keys, *values = found
-    index, index_step = _view_index(index_pool, view) if view.index else ((), 1)
+    index, index_step = _view_index(index_pool, view, packed_at) if view.index else ((), 1)
     return HostView(keys, values[0] if values else (), page_size, page_rows, slot_rows, index, index_step)
 
 
-def _view_index(index_pool: Any, view: PoolView) -> tuple[tuple[Tensor, ...], int]:
+def _view_index(index_pool: Any, view: PoolView, packed_at: int | None) -> tuple[tuple[Tensor, ...], int]:
     """The pages of each layer's index keys in their host pool, and the step from one page of a layer to the next.
 
     The host pool has a layer for each one that has any on the device, in their order.
@@ -120,7 +126,12 @@ def _view_index(index_pool: Any, view: PoolView) -> tuple[tuple[Tensor, ...], in
         raise UnsupportedError(OTHER_HOST_POOL.line(f"the host pool {name} of index keys"))
     filled = [layer for layer, pages in enumerate(view.index) if len(pages)]
     layers, pages, buffer = index_pool.layer_num, index_pool.indexer_page_num, index_pool.index_k_with_scale_buffer
-    if layers < len(filled) or index_pool.page_size != PAGE_TOKENS or buffer.nbytes != layers * pages * PAGE_BYTES:
+    first = 0 if packed_at is None else index_pool.target_layer_num + packed_at
+    if (
+        layers < first + len(filled)
+        or index_pool.page_size != PAGE_TOKENS
+        or buffer.nbytes != layers * pages * PAGE_BYTES
+    ):
         raise ContractError(
             f"{name}: {layers} layers of {pages} pages of {index_pool.page_size} tokens in {buffer.nbytes} bytes; this "
             "version was built for SGLang 0.5.23."
@@ -129,6 +140,6 @@ def _view_index(index_pool: Any, view: PoolView) -> tuple[tuple[Tensor, ...], in
     flat = buffer.view(torch.float8_e4m3fn).view(layers * pages, 1, PAGE_BYTES)
     num_pages = len(flat) - layer_pages * (layers - 1)
     return tuple(
-        flat[layer_pages * filled.index(layer) :][:num_pages] if layer in filled else flat[:0]
+        flat[layer_pages * (first + filled.index(layer)) :][:num_pages] if layer in filled else flat[:0]
         for layer in range(view.num_layers)
     ), step

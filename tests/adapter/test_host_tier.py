@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +15,17 @@ from pic_kernels.index_pages import quantise, read_keys, split_pages
 from pic_platform import host_tier as platform
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.mem_cache import memory_pool
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
+from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import nn
 
-from sglang_pic.adapter.features.hicache.hicache_tree import INDEXED_STORE, HiCacheTree
+from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost
+from sglang_pic.adapter.features.hicache.hicache_tree import NO_STORE, HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
@@ -42,23 +47,60 @@ def on_a_cpu() -> None:
     platform.install()
 
 
-def pools(kind: str, page_size: int, layout: str, dtype: torch.dtype) -> tuple[Any, Any, Splicer]:
-    """A pool of random rows, its host pool, and what moves the rows."""
-    pool = make_pool(kind, size=128, page_size=page_size, dtype=dtype, layer_num=LAYERS)
+def pools(
+    kind: str, page_size: int, layout: str, dtype: torch.dtype, *, num_packed: int = 0
+) -> tuple[list[Any], Any, list[Splicer]]:
+    """A pool of random rows with those of drafts of one layer, their host pool, and what moves the rows of each."""
+    found = [
+        make_pool(kind, size=128, page_size=page_size, dtype=dtype, layer_num=layers)
+        for layers in (LAYERS, *[1] * num_packed)
+    ]
     host_common: dict[str, Any] = {"pin_memory": False, "device_capacity_tokens": 128, "start_layer": 0}
     host_common |= {"end_layer": LAYERS - 1}
-    if kind == "mha":
-        make, buffers = MHATokenToKVPoolHost, [*pool.k_buffer, *pool.v_buffer]
-    else:
-        make, buffers = MLATokenToKVPoolHost, pool.kv_buffer
+    make = MHATokenToKVPoolHost if kind == "mha" else MLATokenToKVPoolHost
+    if kind == "mla":
         host_common |= {"layer_shard_enabled": False, "target_layer_num": LAYERS}
-    for buffer in buffers:
+    for buffer in chain.from_iterable(map(buffers_of, found)):
         buffer.copy_(torch.randn(buffer.shape).to(dtype).view(buffer.dtype))
-    info = pool.get_device_pool_infos()[0].buffer_info
-    host = make(info, 3.0, 0, page_size, layout, **host_common)
+    info, *drafts = (pool.get_device_pool_infos()[0].buffer_info for pool in found)
+    host = make(info, 3.0, 0, page_size, layout, draft_buffer_infos=drafts, **host_common)
     rotary = factory.get_rope(64, 64, 2_048, 10_000, True, None, dtype=torch.float32)
-    model = nn.ModuleList(nn.ModuleDict({"rotary_emb": rotary, "attn": RadixAttention(i)}) for i in range(LAYERS))
-    return pool, host, Splicer(view_pool(pool), read_geometry(model, max_shift=2_048))
+    layers = [nn.ModuleDict({"rotary_emb": rotary, "attn": RadixAttention(i)}) for i in range(LAYERS)]
+    geometries = [
+        read_geometry(nn.ModuleList(layers[:number]), max_shift=2_048) for number in (LAYERS, *[1] * num_packed)
+    ]
+    return found, host, [*map(Splicer, map(view_pool, found), geometries)]
+
+
+def buffers_of(pool: Any) -> list[torch.Tensor]:
+    return [*pool.k_buffer, *pool.v_buffer] if hasattr(pool, "k_buffer") else [*pool.kv_buffer]
+
+
+def back_up(found: list[Any], host: Any, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
+    """Rows of a pool and of drafts go to their host pool, by SGLang's own copies where they are no kernels."""
+    if host.layout != "page_first":
+        host.backup_from_device_all_layer(found[0], host_slots, slots, "direct")
+        return
+    # SGLang has kernels only for this layout: row by row through the views that it makes for them.
+    if hasattr(found[0], "k_buffer"):
+        here = [*(b for pool in found for b in pool.k_buffer), *(b for pool in found for b in pool.v_buffer)]
+        there = [*host.k_data_refs, *host.v_data_refs]
+    else:
+        here, there = [b for pool in found for b in pool.kv_buffer], host.data_refs
+    for row, buffer in zip(there, here, strict=True):
+        row.view(torch.uint8)[host_slots] = buffer.view(torch.uint8)[slots]
+
+
+def assert_fetched_as_spliced(splicer: Splicer, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
+    """To the last bit, in slots `[64, 100)`."""
+    dst, shifts = torch.arange(64, 100), torch.full((36,), 77)
+    buffers = (*splicer.view.keys, *splicer.view.values)
+    splicer.splice(slots[5:41], dst, shifts)
+    there = [buffer[64:100].clone() for buffer in buffers]
+    splicer.view.fill(dst, 0)
+    splicer.fetch(host_slots[5:41], dst, shifts)
+    for buffer, expected in zip(buffers, there, strict=True):
+        assert torch.equal(buffer[64:100].view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.feature("HiCache")
@@ -68,49 +110,87 @@ def pools(kind: str, page_size: int, layout: str, dtype: torch.dtype) -> tuple[A
 @pytest.mark.parametrize("kind", ["mha", "mla"])
 def test_rows_are_read_where_sglang_put_them(kind: str, layout: str, page_size: int, dtype: torch.dtype) -> None:
     """As if they had never left the device, whatever the layout; SGLang's own copies wrote them."""
-    pool, host, splicer = pools(kind, page_size, layout, dtype)
+    found, host, (splicer,) = pools(kind, page_size, layout, dtype)
     splicer.bind_host(view_host_pool(host, splicer.view))
-    slots = torch.arange(16, 64)
-    host_slots = host.alloc(96)[-48:]
-    io_backend = "direct" if layout != "page_first" else "kernel"
-    if io_backend == "direct":
-        host.backup_from_device_all_layer(pool, host_slots, slots, io_backend)
-    else:
-        # SGLang has kernels only for this layout: row by row through the views that it makes for them.
-        pairs = [(host.k_data_refs, pool.k_buffer), (host.v_data_refs, pool.v_buffer)] if kind == "mha" else []
-        for rows, buffers in pairs or [(host.data_refs, pool.kv_buffer)]:
-            for row, buffer in zip(rows, buffers, strict=True):
-                row.view(torch.uint8)[host_slots] = buffer.view(torch.uint8)[slots]
-    part, shifts = slice(5, 41), torch.full((36,), 77)
-    splicer.splice(slots[part], torch.arange(64, 100), shifts)
-    there = [buffer[64:100].clone() for buffer in (*splicer.view.keys, *splicer.view.values)]
-    splicer.fetch(host_slots[part], torch.arange(64, 100), shifts)
+    slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
+    back_up(found, host, host_slots, slots)
+    assert_fetched_as_spliced(splicer, host_slots, slots)
     with pytest.raises(ValueError, match="max_shift=2048"):
-        splicer.fetch(host_slots[part], torch.arange(64, 100), shifts + 2_000)
-    for buffer, expected in zip((*splicer.view.keys, *splicer.view.values), there, strict=True):
-        assert torch.equal(buffer[64:100].view(torch.uint8), expected.view(torch.uint8))
+        splicer.fetch(host_slots[:36], torch.arange(64, 100), torch.full((36,), 2_077))
+
+
+def draft_of(pool: Any, splicer: Splicer) -> Any:
+    fields = {"token_to_kv_pool": pool, "spec_algorithm": SpeculativeAlgorithm.EAGLE, "model": nn.Identity()}
+    return SimpleNamespace(runner=SimpleNamespace(**fields), splicer=splicer)
+
+
+def group_of(**host_pools: Any) -> Any:
+    """SGLang's group of host pools, by their names."""
+    entries = [PoolEntry(PoolName(name), each, None, lambda layer: layer) for name, each in host_pools.items()]
+    return HostPoolGroup(entries)
+
+
+@pytest.mark.feature("HiCache with speculative decoding")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_rows_of_packed_drafts_are_read_behind_their_targets(kind: str, layout: str) -> None:
+    """Of two heads with one layer each."""
+    found, host, (_, *heads) = pools(kind, 16, layout, torch.bfloat16, num_packed=2)
+    params = SimpleNamespace(mtp_draft_device_pools=tuple(found[1:]), sidecar_draft_device_pools=())
+    DraftsOnHost([*map(draft_of, found[1:], heads)], params, group_of(kv=host))
+    slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
+    back_up(found, host, host_slots, slots)
+    for head in heads:
+        assert_fetched_as_spliced(head, host_slots, slots)
+
+
+@pytest.mark.feature("HiCache with speculative decoding")
+def test_rows_of_other_drafts_are_read_from_their_own_host_pool_once_it_is_there() -> None:
+    (pool,), host, (splicer,) = pools("mha", 16, "layer_first", torch.bfloat16)
+    params = SimpleNamespace(mtp_draft_device_pools=(), sidecar_draft_device_pools=(pool,))
+    group = group_of(kv=pools("mla", 16, "layer_first", torch.bfloat16)[1])
+    drafts = DraftsOnHost([draft_of(pool, splicer)], params, group)
+    assert drafts.bind_registered() == 0
+    group.add_entry(PoolEntry(PoolName.DRAFT, host, pool, lambda layer: layer))
+    assert drafts.bind_registered() == host.size_per_token > 0
+    assert drafts.bind_registered() == 0
+    slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
+    back_up([pool], host, host_slots, slots)
+    assert_fetched_as_spliced(splicer, host_slots, slots)
+
+
+@pytest.mark.feature("HiCache with speculative decoding")
+def test_heads_whose_rows_sglang_does_not_keep_on_the_host_are_refused() -> None:
+    """Of heads that it does not pack it keeps the first one's."""
+    params = SimpleNamespace(mtp_draft_device_pools=(), sidecar_draft_device_pools=(object(),))
+    with pytest.raises(UnsupportedError, match=r"draft model of .* a head's rows on the host: SGLang keeps"):
+        DraftsOnHost([draft_of(object(), None)], params, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.feature("HiCache with a sparse-attention indexer")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_index_keys_are_read_where_sglang_put_them(layout: str) -> None:
-    """As if they had never left the device; a layer that uses another one's index has no keys there either."""
+    """As if they had never left the device; a layer that uses another one's index has no keys there either.
+
+    Those of a draft lie behind its target's.
+    """
     common: dict[str, Any] = {"size": 320, "page_size": 64, "dtype": torch.bfloat16, "layer_num": LAYERS}
     common |= {"kv_lora_rank": 64, "qk_rope_head_dim": 64, "kv_cache_dim": 128, "enable_memory_saver": False}
     with get_parallel().override(attn_dcp_size=1):
         pool = memory_pool.DSATokenToKVPool(
             **common, device="cpu", index_head_dim=128, skip_topk_layers=[False, True, False]
         )
-    for buffer in pool.kv_buffer:
-        buffer.copy_(torch.randn(buffer.shape))
-    view = view_pool(pool)
-    for pages in view.index:
+        draft = memory_pool.DSATokenToKVPool(
+            **common | {"layer_num": 1}, device="cpu", index_head_dim=128, skip_topk_layers=[False]
+        )
+    view, view_of_draft = view_pool(pool), view_pool(draft)
+    for pages in (*view.index, *view_of_draft.index):
         keys, scales = split_pages(pages)
         numbers, factors = quantise(torch.randn(keys.shape))
         keys.copy_(numbers.view(torch.uint8))
         scales.copy_(factors)
     anchor: Any = SimpleNamespace(page_size=64, layout=layout, size=384, page_num=6)
-    host = DSAIndexerPoolHost(make_dsa_indexer_pool_decl(pool), anchor)
+    host = DSAIndexerPoolHost(make_dsa_indexer_pool_decl(pool), anchor, packed_draft_device_pools=(draft,))
     host_pages, pages_here = torch.tensor([4, 3]), torch.tensor([1, 2])
     host_slots, slots = ((64 * each[:, None] + torch.arange(64)).flatten() for each in (host_pages, pages_here))
     if layout == "page_first":
@@ -121,19 +201,23 @@ def test_index_keys_are_read_where_sglang_put_them(layout: str) -> None:
         host.backup_from_device_all_layer(pool, host_slots, slots, "direct")
     rope = RopeParams(inv_freq=10_000.0 ** (-torch.arange(32) / 32), rotary_dim=64, is_neox_style=True)
     form = IndexRope(rope, is_mixed=True)
-    splicer = Splicer(view, RopeGeometry((0, 1, 2), (rope,) * LAYERS, 2_048, (form, None, form)))
-    rows: Any = SimpleNamespace(layout=layout, page_size=64, size=384, layer_num=LAYERS)
-    rows.kv_buffer = torch.zeros(LAYERS * 384, 1, 128, dtype=torch.bfloat16)
-    splicer.bind_host(view_host_pool(type("MLATokenToKVPoolHost", (), vars(rows))(), view, host))
+    forms = {view: (form, None, form), view_of_draft: (form,)}
+    rows: Any = SimpleNamespace(layout=layout, page_size=64, size=384, layer_num=LAYERS + 1, target_layer_num=LAYERS)
+    rows.kv_buffer = torch.zeros((LAYERS + 1) * 384, 1, 128, dtype=torch.bfloat16)
     part, dst, shifts = slice(5, 105), torch.arange(200, 300), torch.full((100,), 77)
-    splicer.splice(slots[part], dst, shifts)
-    there = [read_keys(pages, dst) for pages in view.index if len(pages)]
-    view.fill(dst, 0)
-    splicer.fetch(host_slots[part], dst, shifts)
-    for pages, expected in zip((view.index[0], view.index[2]), there, strict=True):
-        assert torch.equal(read_keys(pages, dst), expected)
+    host_rows = type("MLATokenToKVPoolHost", (), vars(rows))()
+    for each, packed_at in ((view, None), (view_of_draft, 0)):
+        layers = tuple(range(each.num_layers))
+        splicer = Splicer(each, RopeGeometry(layers, (rope,) * len(layers), 2_048, forms[each]))
+        splicer.bind_host(view_host_pool(host_rows, each, host, packed_at=packed_at))
+        splicer.splice(slots[part], dst, shifts)
+        there = [read_keys(pages, dst) for pages in each.index if len(pages)]
+        each.fill(dst, 0)
+        splicer.fetch(host_slots[part], dst, shifts)
+        for pages, expected in zip((pages for pages in each.index if len(pages)), there, strict=True):
+            assert torch.equal(read_keys(pages, dst), expected)
     with pytest.raises(UnsupportedError, match="the host pool NoneType of index keys"):
-        view_host_pool(type("MLATokenToKVPoolHost", (), vars(rows))(), view)
+        view_host_pool(host_rows, view)
 
 
 @pytest.mark.feature("a store of HiCache with a sparse-attention indexer")
@@ -141,13 +225,13 @@ def test_no_store_is_attached_beside_index_keys() -> None:
     """SGLang asks the tree, and passes the reason on to whoever wanted it."""
     tree: Any = HiCacheTree.__new__(HiCacheTree)
     tree._storage_attachment = None
-    assert tree.attach_storage_backend(storage_backend="file") == (False, INDEXED_STORE)
+    assert tree.attach_storage_backend(storage_backend="file") == (False, NO_STORE)
     tree.store = SimpleNamespace()
     assert tree.attach_storage_backend(storage_backend="file")[1].startswith("HiCache is not initialized")
 
 
 def test_a_layout_that_cuts_rows_is_refused() -> None:
-    _, host, splicer = pools("mha", 16, "page_head", torch.bfloat16)
+    _, host, (splicer,) = pools("mha", 16, "page_head", torch.bfloat16)
     with pytest.raises(UnsupportedError, match=r"--hicache-mem-layout page_head: .* start with --hicache-mem-layout"):
         view_host_pool(host, splicer.view)
 
@@ -174,7 +258,8 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
         splice=lambda *_: seen.append("spliced"),
         fetch=lambda *_: seen.append("fetched"),
     )
-    path, locks = ForwardPath(splicer), ExitStack()
+    draft: Any = SimpleNamespace(splice=lambda *_: None, fetch=lambda *_: seen.append("fetched the draft's"))
+    path, locks = ForwardPath(splicer, draft_splicers=[draft]), ExitStack()
     locks.callback(seen.append, "unlocked")
     moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
     whole: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), donors=[OnDevice(2, 5, 15)], host=tier)
@@ -188,12 +273,12 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     queue.clear()
     path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[], host=tier))  # type: ignore[arg-type]
     tier.give_back()
-    assert seen == ["spliced", "fetched"]
+    assert seen == ["spliced", "fetched", "fetched the draft's"]
     (ack,) = queue
     assert (ack.num_tokens, ack.num_bytes, ack.node_ids, ack.finish_event.query()) == (5, 40, [], True)
     queue.clear()
     tier.give_back()
-    assert seen[2:] == ["unlocked"]
+    assert seen[3:] == ["unlocked"]
 
 
 @pytest.mark.parametrize(

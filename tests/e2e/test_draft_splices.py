@@ -5,6 +5,7 @@ The tiny drafts guess some tokens, and how many depends on every row of their KV
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -80,6 +81,8 @@ class Served(NamedTuple):
 
     ids: list[int]
     num_spliced: int
+    num_fetched: int
+    """Of these, those whose rows were on the host."""
     num_right: int
     """Tokens of the draft that were accepted."""
     num_rounds: int
@@ -91,7 +94,7 @@ def ask(client: Client, prompt: Sequence[int], *, mode: str = "auto") -> Served:
     meta = answer["meta_info"]
     details = meta.get("cached_tokens_details") or {}
     right, rounds = meta["spec_num_correct_drafts"], meta["spec_verify_ct"]
-    return Served(answer["output_ids"], details.get("pic", 0), right, rounds)
+    return Served(answer["output_ids"], details.get("pic", 0), details.get("pic_host", 0), right, rounds)
 
 
 def compare(client: Client, draft: Draft, *, expected: list[list[int]] | None = None, learns: bool = False) -> None:
@@ -164,6 +167,44 @@ def test_every_draft_is_spliced_with_its_target(
     expected = answers_of(draft.model)
     with draft.serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client:
         compare(client, draft, expected=expected, learns=name == "ngram")
+        check_audited(client, 3)
+
+
+def served(client: Client, prompt: Sequence[int], *, on_host: bool) -> Served:
+    """A prompt behind its donor, whose rows are still there or have left the device."""
+    client.flush()
+    client.generate(_PROMPTS[2], max_new_tokens=1)
+    if on_host:
+        pool = json.loads(client.server.get("/server_info"))["max_total_tokens"]
+        for number in range(-(-pool // 600) + 1):
+            client.generate(random_tokens(730 + number, 600), max_new_tokens=1)
+    return ask(client, prompt)
+
+
+_MOVED = [*random_tokens(721, 150), *_PROMPTS[2], *random_tokens(722, 100)]
+
+
+@as_built_for
+@pytest.mark.feature("HiCache with speculative decoding")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "eagle")) for name in sorted(DRAFTS) if name != "mimo"],
+)
+def test_a_drafts_rows_are_fetched_from_the_host_with_its_targets(
+    name: str, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """At shift 0 the draft guesses as with computed rows, and moved as with rows that never left the device."""
+    draft = DRAFTS[name]
+    host = ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--max-total-tokens", "4096")
+    beside = draft._replace(args=(*draft.args, *host))
+    with beside.serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client:
+        for prompt in (_PROMPTS[2], _MOVED):
+            computed = ask(client, prompt, mode="off")
+            here, there = (served(client, prompt, on_host=on_host) for on_host in (False, True))
+            assert here.num_fetched == 0 < there.num_fetched == there.num_spliced > 450
+            assert there._replace(num_fetched=0) == here
+            if prompt is not _MOVED and name != "ngram":
+                assert here._replace(num_spliced=0) == computed
         check_audited(client, 3)
 
 

@@ -278,7 +278,8 @@ class ForwardPath:
         started, finished = events(), events()
         started.record()
         try:
-            self.splicer.fetch(fetch.host_slots, fetch.dst, fetch.shifts)
+            for splicer in (self.splicer, *self._draft_splicers):
+                splicer.fetch(fetch.host_slots, fetch.dst, fetch.shifts)
         finally:
             finished.record()
             host.hold(locks.pop_all(), len(fetch.dst), (started, finished))

@@ -240,7 +240,9 @@ class BuildContext(Protocol):
     """`TreeCacheBuildContext`: what SGLang hands to the factory of a cache."""
 
     server_args: Any
-    params: Any  # `page_size`; `is_eagle`: the tree names a row by its token and the next one
+    # `page_size`; `is_eagle`: the tree names a row by its token and the next one; with HiCache and a draft
+    # `mtp_draft_device_pools`, `sidecar_draft_device_pools`
+    params: Any
     tp_worker: Any  # `model_runner`
     tp_group: TpGroup | None
     tp_rank: int

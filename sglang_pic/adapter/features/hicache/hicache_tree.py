@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from sglang.srt.mem_cache import base_prefix_cache as base
 
+from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
 from sglang_pic.adapter.namespace import is_strict
@@ -16,9 +17,9 @@ from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import Req
 
-INDEXED_STORE: Final = (
-    "A store of HiCache would take index keys of spliced rows for computed ones; start without --radix-cache-backend "
-    "pic to attach one."
+NO_STORE: Final = (
+    "A store of HiCache would take index keys, or a draft's rows, of spliced tokens for computed ones; start without "
+    "--radix-cache-backend pic to attach one."
 )
 
 
@@ -27,12 +28,20 @@ class HiCacheTree(PicRadixCache):
 
     host: HostTier
     store: StoreTier | None = None
-    """None beside index keys, which a store keeps under SGLang's own keys."""
+    """None beside index keys and drafts, whose rows a store keeps under SGLang's own keys."""
+    drafts: DraftsOnHost | None = None
+    """None until the host's pools are known."""
+
+    def register_sidecar_pool(self, spec: Any, entry: Any = None) -> None:
+        """Take note of another host pool as SGLang does; the pools of a draft come last."""
+        super().register_sidecar_pool(spec, entry)
+        if self.drafts is not None:
+            self.host.token_bytes += self.drafts.bind_registered()
 
     def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
         """Attach a store of HiCache's to the running server, if it would tell spliced rows from computed ones."""
         if self.store is None:
-            return False, INDEXED_STORE
+            return False, NO_STORE
         attached: tuple[bool, str] = super().attach_storage_backend(*args, **kwargs)
         return attached
 

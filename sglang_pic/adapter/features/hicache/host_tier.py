@@ -51,7 +51,7 @@ class HostTier(Feature):
     fault = Fallback.FAULT_STORE
 
     def __init__(self, tree: Tree, token_bytes: int) -> None:
-        self._tree, self._token_bytes = tree, token_bytes
+        self._tree, self.token_bytes = tree, token_bytes
         self._held: deque[tuple[object, ExitStack]] = deque()
 
     def find(self, match: Any) -> OnHost:
@@ -108,7 +108,7 @@ class HostTier(Feature):
             node_ids=[],
             num_tokens=num_tokens,
             num_tokens_by_pool={"kv": num_tokens},
-            num_bytes=num_tokens * self._token_bytes,
+            num_bytes=num_tokens * self.token_bytes,
         )
         self._tree.cache_controller.ack_load_queue.append(ack)
         self._held.append((ack, locks))

@@ -1,0 +1,73 @@
+"""The rows of a draft that HiCache keeps on the host, in the slots of its target's rows.
+
+SGLang backs rows of both up and loads both back in one operation, so where the host has a row of the target it has the
+draft's. Where the draft's layers are like the target's (NEXTN, one layer a head) they follow them in the target's host
+pools; any other draft has host pools of its own, which SGLang registers once the tree is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_pic.adapter.features.drafts.draft import Draft, named
+from sglang_pic.errors import Refused, UnsupportedError
+from sglang_pic.runtime.host_rows import view_host_pool
+
+OTHER_HEADS = Refused(
+    "SGLang keeps the rows of the first head alone there", "start without --enable-hierarchical-cache"
+)
+
+
+class DraftsOnHost:
+    """Lets splices fetch the rows of drafts from the host.
+
+    Args:
+        drafts: of the server.
+        params: SGLang's of the tree; says which pools of drafts are packed and which have host pools of their own.
+        group: the host pools of the tree.
+
+    Raises:
+        UnsupportedError: the host does not keep the rows of a draft, or they cannot be read there.
+    """
+
+    def __init__(self, drafts: Sequence[Draft], params: Any, group: Any) -> None:
+        from sglang.srt.mem_cache.hicache_storage import PoolName
+
+        self._group, self._awaited = group, list[Draft]()
+        for draft in drafts:
+            pool = draft.runner.token_to_kv_pool
+            with named(draft.runner):
+                if pool in params.mtp_draft_device_pools:
+                    place = params.mtp_draft_device_pools.index(pool)
+                    self._bind(draft, PoolName.KV, PoolName.INDEXER, packed_at=place)
+                elif pool in params.sidecar_draft_device_pools:
+                    self._awaited.append(draft)
+                else:
+                    raise UnsupportedError(OTHER_HEADS.line("a head's rows on the host"))
+
+    def bind_registered(self) -> int:
+        """Bind the draft with host pools of its own if SGLang has registered all of them by now.
+
+        Returns:
+            The bytes of a token's rows in these pools; 0 where there was nothing to bind.
+
+        Raises:
+            UnsupportedError: the rows cannot be read there.
+        """
+        from sglang.srt.mem_cache.hicache_storage import PoolName
+
+        found = self._group.entry_map
+        for draft in self._awaited:
+            names = [PoolName.DRAFT, *([PoolName.DRAFT_INDEXER] if draft.splicer.view.index else [])]
+            if all(name in found for name in names):
+                with named(draft.runner):
+                    self._bind(draft, PoolName.DRAFT, PoolName.DRAFT_INDEXER)
+                self._awaited.remove(draft)
+                return sum(int(self._group.get_pool(name).size_per_token) for name in names)
+        return 0
+
+    def _bind(self, draft: Draft, rows: Any, index: Any, *, packed_at: int | None = None) -> None:
+        view = draft.splicer.view
+        index_pool = self._group.get_pool(index) if view.index else None
+        draft.splicer.bind_host(view_host_pool(self._group.get_pool(rows), view, index_pool, packed_at=packed_at))
