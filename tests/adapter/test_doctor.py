@@ -132,7 +132,7 @@ def answers(
         "blackwell": on("b200", gqa),
         "refused": on("b200", mla, "--pp-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
         "rotary": on("h100", dynamic),
-        "draft, host": on("h100", gqa, *_draft("DFLASH", gqa), "--enable-hierarchical-cache"),
+        "draft, host": on("h100", gqa, *_draft("DFLASH", gqa), *_HOST_CUT),
         "draft": on("h100", gqa, *_draft("NEXTN", gqa)),
         "prefill": on("h100", gqa, *_SENDS),
         "decode": on("h100", gqa, "--disaggregation-mode", "decode"),
@@ -176,10 +176,11 @@ SERVED = {
     "rotary": {"LlamaForCausalLM"},
     "long": {"LlamaForCausalLM"},
 }
+_HOST_CUT = ("--enable-hierarchical-cache", "--hicache-mem-layout", "page_head")
 REFUSED = {
     "draft, host": [
         ("--speculative-algorithm", ""),
-        ("HiCache with speculative decoding", "; start without one of the two"),
+        ("--hicache-mem-layout page_head", "; use layer_first, page_first or page_first_direct"),
     ],
     "refused": [("--pp-size 2", ""), ("rows of float8_e5m2", "; start with --kv-cache-dtype auto or fp8_e4m3")],
     "too long": [(r"the rotary embedding Phi3\w+ in a context of 8192 tokens", "; start with --context-length 2048")],
@@ -222,7 +223,7 @@ def test_prefill_and_decode_servers_would_start(case: str, answers: dict[str, An
     assert "PD disaggregation" in answers[case].tested
 
 
-@pytest.mark.feature("--speculative-algorithm", "HiCache with speculative decoding", "--pp-size")
+@pytest.mark.feature("--speculative-algorithm", "--hicache-mem-layout", "--pp-size")
 @pytest.mark.parametrize("case", REFUSED)
 def test_features_that_are_refused(case: str, answers: dict[str, Answer]) -> None:
     """All at once, with the flags as users give them, and configurations of such models; the check fails."""
@@ -275,7 +276,7 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
         (_QWEN, "--dp-size 2", _TELLS),
         (_QWEN, _DP, _TELLS),
     ],
-    "HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT}", {})],
+    "a store of HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT} --hicache-storage-backend file", {})],
     "a store of HiCache with a sparse-attention indexer": [(_DSA, f"{_HOST} --hicache-storage-backend file", {})],
     "HiCache with block-sparse attention": [("MiniMax-M3", _HOST, {})],
     "HiCache with PD disaggregation": [(_QWEN, f"{_HOST} {_PREFILL}", {})],

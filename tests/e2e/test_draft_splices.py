@@ -205,7 +205,8 @@ def test_a_drafts_rows_are_fetched_from_the_host_with_its_targets(
             assert there._replace(num_fetched=0) == here
             if prompt is not _MOVED and name != "ngram":
                 assert here._replace(num_spliced=0) == computed
-        check_audited(client, 3)
+        # The flushes above drop the other audits.
+        check_audited(client, 1)
 
 
 @pytest.mark.slow
