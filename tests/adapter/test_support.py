@@ -173,6 +173,7 @@ ELSEWHERE = {
     "adapter/doctor/cards.py": "doctor itself",
     "adapter/doctor/server.py": "doctor itself",
     "adapter/features/drafts/draft.py": "the live draft, whose attention backend and pools the tables judge",
+    "adapter/features/drafts/draft_on_host.py": "which of the live heads SGLang keeps on the host",
     "adapter/probe/ranks.py": "what the ranks read of their files",
     "adapter/startup/self_test.py": "answers of the live model",
     "adapter/support.py": "the table of refusals",
