@@ -138,8 +138,8 @@ class Planner:
 
     def plan(self) -> Plan:
         """The plan. Cost O(tokens after the prefix) in any case."""
-        guarded = self._guard.protect(self._in_order(self._collect()))
-        runs = self._holding_whole(self._within_limits(guarded.runs))
+        guarded = self._guard.protect(self._collect())
+        runs = self._holding_whole(self._within_limits(self._in_order(guarded.runs)))
         self._trie.touch(self._used)
         plan = Plan(
             prefix_len=self._prefix_len,

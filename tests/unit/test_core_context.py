@@ -217,3 +217,14 @@ def test_pinned_rows_that_may_be_near_may_be_in_any_order() -> None:
     for pinned_len, num_runs in ((None, 1), (lambda _: 680, 2)):
         options = PlanOptions(policy=CoreConfig(edit="in_place", far_unseen_percent=100), pinned_len=pinned_len)
         assert len(plan_of(index, prompt, options=options).runs) == num_runs
+
+
+def test_a_changed_field_is_looked_at_before_the_order() -> None:
+    """The guard notes the places of runs, and a run behind one that goes gets a seam."""
+    head, old, new, a, b, c, question = (
+        text(seed, n) for seed, n in enumerate((90, 3, 3, 300, 300, 300, 1100), start=80)
+    )
+    index = index_of(join(head, old, c, a), join(head, old, a[-100:], b), config=CoreConfig(edit="in_place"))
+    policy = CoreConfig(far_unseen_percent=100, max_generation=9)
+    plan = plan_of(index, join(head, new, a, b, c, question), options=PlanOptions(policy=policy))
+    assert not plan.runs, "without a lexicon all that is behind a changed field is computed"
