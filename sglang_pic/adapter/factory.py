@@ -15,8 +15,8 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
-from sglang_pic.adapter import server_info
-from sglang_pic.adapter.features import content_events, disaggregation, dp_attention, images
+from sglang_pic.adapter import server_info, support
+from sglang_pic.adapter.features import content_events, disaggregation, dp_attention, images, prefix_only
 from sglang_pic.adapter.features import pins as pin_metrics
 from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.features.audit import moments as audit_moments
@@ -99,7 +99,7 @@ class _LiveModel(NamedTuple):
 
 
 def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> UnifiedRadixCache:
-    """Make the cache of one scheduler rank; on a decode server, which splices nothing, it is SGLang's own.
+    """Make the cache of one scheduler rank; on servers that splice nothing (decode, prefix only) it is SGLang's own.
 
     Args:
         ctx: what SGLang hands over.
@@ -112,6 +112,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
             SGLang could not be hooked, or is not what a feature of the server needs.
     """
     config = load_config()
+    if reason := support.prefix_only(ctx):
+        return prefix_only.create_cache(ctx, reason, Modes(config, Mode.OFF), _labels(ctx))
     check_support(ctx, config)
     warn_of_changes(ctx, [*changed_bodies, *check_features(ctx)])
     if (mode := disaggregation_mode(ctx)) == "decode":

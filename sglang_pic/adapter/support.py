@@ -47,6 +47,7 @@ class Level(Enum):
     TESTED = "tested with every commit, on CPUs"
     FALLS_BACK = "computed as stock SGLang computes it, and counted by reason"
     ADMITTED = "admitted by its sources, not run yet"
+    PREFIX_ONLY = "served by SGLang's own cache: exact prefixes, no splices"
     REFUSED = "refused when the server starts"
 
     @property
@@ -175,8 +176,18 @@ def check_support(ctx: BuildContext, config: PicConfig) -> None:
         raise UnsupportedError(refusal)
 
 
+def prefix_only(ctx: BuildContext) -> str:
+    """Why a server gets SGLang's own cache, in one line without a full stop; empty where it splices."""
+    return "; ".join(f"{entry.what}: {entry.reason}" for entry in present(ctx, Level.PREFIX_ONLY))
+
+
 def refusals(ctx: BuildContext, config: PicConfig) -> Iterator[str]:
-    """A line for each thing that is refused, naming the flag or the property of the model, and what to change."""
+    """A line for each thing that is refused, naming the flag or the property of the model, and what to change.
+
+    A server that is prefix only is refused nothing: what it cannot serve is SGLang's to say.
+    """
+    if prefix_only(ctx):
+        return
     for entry in present(ctx, Level.REFUSED, config=config):
         value = _value(entry.path, ctx, config) if entry.what.startswith("--") else True
         yield entry.refused.line(entry.what if isinstance(value, bool) else f"{entry.what} {value}")

@@ -10,8 +10,10 @@ from pic_traces.source import TRACE_HELP
 from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
+    add_state_arguments,
     check_inputs,
     policy_of,
+    state_rules_of,
     with_progress,
 )
 from sglang_pic.census.simulate import CacheScope
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared-cache", action="store_true", help="keep one cache for all files (default: an empty one for each)"
     )
+    add_state_arguments(parser)
     add_policy_arguments(parser)
 
 
@@ -48,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.census.table import render
 
     check_inputs(args)
-    config = policy_of(args)
+    config, rules = policy_of(args), state_rules_of(args)
     survey = Survey(
         args.files,
         encoder=load_encoder(args.tokenizer),
@@ -57,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         limit_sessions=args.limit_sessions,
         make_search=WindowSearch if args.upper_bound else None,
         is_strict=args.strict,
+        states=rules,
     )
     # All files are read first, so that a bad line in the last one is reported now and not in an hour.
     num_calls = survey.prepare()
@@ -68,5 +72,5 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(census.to_json())
         elif census.files:
-            print(render(census, config))
+            print(render(census, config, rules))
     return 0

@@ -10,9 +10,11 @@ from pic_traces.encode.encoded import Encoder
 from pic_traces.logs import Passed
 from pic_traces.session import Session
 
+from sglang_pic.census.hybrid import Hybrid
 from sglang_pic.census.inputs import read_sessions
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import CacheScope, simulate
+from sglang_pic.census.states import StateRules
 from sglang_pic.census.tally import Census, Detail, FileCounts, Tally
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import CoreConfig
@@ -30,6 +32,7 @@ class Survey:
         limit_sessions: count only the first sessions of every file; None counts all.
         make_search: makes the search for the upper bound, one for every cache; None leaves the bound out.
         is_strict: refuse lines of no known format.
+        states: also count what a hybrid model's server would hit by these rules; None does not.
     """
 
     files: Sequence[str]
@@ -39,12 +42,14 @@ class Survey:
     limit_sessions: int | None = None
     make_search: Callable[[], WindowSearch] | None = None
     is_strict: bool = False
+    states: StateRules | None = None
     # Filled by `prepare`; block traces are not simulated.
     _blocks: dict[str, FileCounts] = field(default_factory=dict)
     _passed: dict[str, Passed] = field(default_factory=dict)
     _tallies: dict[str, Tally] = field(default_factory=dict)
     _total: Tally = field(default_factory=Tally)
     _search: WindowSearch | None = None
+    _hybrid: Hybrid | None = None
 
     def prepare(self) -> int:
         """Read every file once, so that errors are found before the long work; keep no text.
@@ -77,8 +82,9 @@ class Survey:
                 repeated = self._search.observe(
                     encoded.path, prompt_len=len(encoded.tokens), prefix_len=outcome.stored_len
                 )
-            self._tallies[outcome.ref.file].add(outcome, repeated)
-            self._total.add(outcome, repeated)
+            hit = None if self._hybrid is None else self._hybrid.observe(outcome)
+            self._tallies[outcome.ref.file].add(outcome, repeated, hit)
+            self._total.add(outcome, repeated, hit)
             yield outcome
 
     def result(self) -> Census:
@@ -108,6 +114,8 @@ class Survey:
         for file in (file for file in self.files if file not in self._blocks):
             if self.make_search is not None and (self._search is None or self.scope is CacheScope.FILE):
                 self._search = self.make_search()
+            if self.states is not None and (self._hybrid is None or self.scope is CacheScope.FILE):
+                self._hybrid = Hybrid(self.states)
             tally = self._tallies[file] = Tally()
             yield file, read_sessions(file, self.limit_sessions)
             tally.is_complete = True

@@ -10,6 +10,8 @@ from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from sglang_pic.census.hybrid import HybridCounts, HybridTally, Loss
+from sglang_pic.census.states import StateRules
 from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
@@ -49,6 +51,12 @@ _BOUND: _Columns = (
     ("behind the prefix", lambda counts: _share(_repeated(counts)[1], counts.prompt_tokens)),
     ("recovered", lambda counts: percent(ratio(counts.chunk_tokens, _repeated(counts)[1]))),
 )
+_STATES: _Columns = (
+    ("rows alone", lambda counts: _share(counts.prefix_tokens, counts.prompt_tokens)),
+    ("with states", lambda counts: _share(_hybrid(counts).state_tokens, counts.prompt_tokens)),
+    ("states at forks, too", lambda counts: _share(_hybrid(counts).placed_tokens, counts.prompt_tokens)),
+    ("states kept", lambda counts: f"{_hybrid(counts).num_states:,} / {_hybrid(counts).num_placed_states:,}"),
+)
 _EDITS = {
     "notes": "With --edit in_place both would be spliced, and an answer may have the old value; with --edit recompile "
     "both would be computed.",
@@ -63,12 +71,13 @@ _AGED = (
 )
 
 
-def render(census: Census, config: CoreConfig) -> str:
+def render(census: Census, config: CoreConfig, rules: StateRules | None = None) -> str:
     """The tables, and below them what the words mean.
 
     Args:
         census: the result.
         config: the settings it was made with.
+        rules: likewise, of a hybrid model's server; None where none was asked for.
     """
     rows: list[tuple[str, Counts]] = [(short_name(counts.file), counts) for counts in census.files]
     if len(rows) > 1:
@@ -90,6 +99,8 @@ def render(census: Census, config: CoreConfig) -> str:
     if any(counts.detail.upper_bound for _, counts in told):
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)
+    if rules is not None and told:
+        parts += [*_table("Prefix hits of a model with recurrent state", told, _STATES), *_losses(census.total, rules)]
     return as_text(*parts, *_notes(census), *_words(told, config))
 
 
@@ -139,6 +150,19 @@ def _table(title: str, rows: _Rows, columns: _Columns) -> list[RenderableType]:
     for name, counts in rows:
         table.add_row(name, *(cell(counts) for _, cell in columns))
     return [title, table, ""]
+
+
+def _losses(total: Counts, rules: StateRules) -> list[RenderableType]:
+    """What is computed although its rows were there, by cause, and what helps."""
+    parts: list[RenderableType] = []
+    for cause, tokens in _hybrid(total).lost_by_cause.items():
+        share, loss = percent(ratio(tokens, total.prompt_tokens)), Loss(cause)
+        parts += [f"{shown_tokens(tokens)} tokens ({share}) lost: {loss.text}. {loss.advice(rules)}", ""]
+    return parts
+
+
+def _hybrid(counts: Counts) -> HybridCounts:
+    return counts.detail.hybrid or HybridTally().counts()
 
 
 def _notes(census: Census) -> list[str]:

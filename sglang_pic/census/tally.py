@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 from pic_traces.encode.encoded import Encoder
 
+from sglang_pic.census.hybrid import HybridCounts, HybridHit, HybridTally
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
@@ -74,6 +75,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     such rows; None for a block trace."""
     upper_bound: UpperBound | None = None
     """None without `--upper-bound`."""
+    hybrid: HybridCounts | None = None
+    """None without `--hybrid`."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,15 +146,17 @@ class Tally:
     compared_tokens: int = 0
     """As counted, of the calls whose length the log recorded."""
     repeated: Repeated | None = None
+    hybrid: HybridTally | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: Outcome, repeated: Repeated | None = None) -> None:
+    def add(self, outcome: Outcome, repeated: Repeated | None = None, hit: HybridHit | None = None) -> None:
         """Count one call.
 
         Args:
             outcome: the call.
             repeated: what the search for the upper bound found in it; None where nothing was searched.
+            hit: what a hybrid model's server had of it; None for other models.
         """
         self.sessions += outcome.ref.index == 0
         self.calls += 1
@@ -179,6 +184,9 @@ class Tally:
                 at += 1
         if repeated is not None:
             self.repeated = repeated.plus(self.repeated or Repeated())
+        if hit is not None:
+            self.hybrid = self.hybrid or HybridTally()
+            self.hybrid.add(hit)
 
     def difference(self, *, is_exact: bool) -> str | None:
         """A warning where the counted tokens are not those that the log recorded; None where they agree.
@@ -228,6 +236,7 @@ class Tally:
                 inherited_calls=self.inherited_calls,
                 upper_bound=self.repeated
                 and UpperBound(window_len=WINDOW_LEN, tokens=self.repeated.num, tokens_behind=self.repeated.num_behind),
+                hybrid=None if self.hybrid is None else self.hybrid.counts(),
             ),
         )
 

@@ -269,7 +269,6 @@ _PLAIN_ROWS: Final = "unset SGLANG_USE_HND_KVCACHE and the layout flags"
 
 REFUSED_POOLS: Final = {
     "BaseSWAKVPool": Refused("rows outside sliding windows are dropped", _KEEP_ALL_ROWS),
-    "HybridLinearKVPool": Refused("linear-attention state is not made of rows, and never will be"),
     "MHATokenToKOnlyPool": Refused("it holds no values"),
     "MHATokenToKVPoolFP4": Refused("FP4 rows cannot be rotated", _FP8),
     "MHATokenToKVPoolMXFP8": Refused("block-scaled rows cannot be rotated", _FP8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import json
 import os
@@ -95,6 +96,39 @@ def ask(cases: dict[str, tuple[list[str], str]]) -> dict[str, Answer]:
     return answers
 
 
+def family(folder: Path, name: str) -> str:
+    """A folder with the configuration of a family that people serve."""
+    from sglang_pic.adapter.doctor.families import load_families
+
+    (config,) = (each.config for each in load_families() if each.name.split(",")[0] == name)
+    (made := folder / name).mkdir()
+    (made / "config.json").write_text(json.dumps({"dtype": "bfloat16"} | config))
+    return str(made)
+
+
+def without_splices(folder: Path) -> dict[str, tuple[list[str], str]]:
+    """Servers of models whose prompts cannot be spliced."""
+    hybrid, pooled = (family(folder, name) for name in ("Qwen3-Next", "DeepSeek-V4"))
+    return {
+        "hybrid": on("h100", hybrid, "--pp-size", "2"),
+        "hybrid in words": ([hybrid, "--card", "b200"], ""),
+        "int8 states": on("h100", hybrid, "--enable-int8-mamba-checkpoint"),
+        "pooled rows": on("h200", pooled, "--tp-size", "8"),
+    }
+
+
+def as_typed(folder: Path, gqa: str) -> dict[str, tuple[list[str], str]]:
+    """In words instead of JSON, and what cannot be read."""
+    (folder / "empty").mkdir()
+    return {
+        "bad flag": on("h100", gqa, "--no-such-flag", "3"),
+        "no folder": on("h100", str(folder / "nowhere")),
+        "empty folder": on("h100", str(folder / "empty")),
+        "text": ([gqa, "--card", "h100"], ""),
+        "several cards": ([gqa, "--card", "h100,b200"], ""),
+    }
+
+
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[ProcessPoolExecutor]:
     """A process of its own: SGLang finds its platform once, and none may have asked for it before."""
@@ -124,10 +158,9 @@ def answers(
     without_tokenizer = without_weights("tiny-gqa")
     for file in Path(without_tokenizer).glob("tokenizer*"):
         file.unlink()
-    (folder / "empty").mkdir()
     known = str(Path(without_weights("tiny-gqa")).rename(folder / "smollm2"))
 
-    cases = _WITHOUT_MODEL | {
+    cases = {
         "hopper": on("h100", gqa),
         "blackwell": on("b200", gqa),
         "refused": on("b200", mla, "--pp-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
@@ -149,11 +182,6 @@ def answers(
         "dp attention": on("h100", mla, "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"),
         "lora": on("h100", gqa, "--lora-paths", "a=b", *_LORA.split()),
         "few rows": on("a100", gqa, "--max-running-requests", "1"),
-        "bad flag": on("h100", gqa, "--no-such-flag", "3"),
-        "no folder": on("h100", str(folder / "nowhere")),
-        "empty folder": on("h100", str(folder / "empty")),
-        "text": ([gqa, "--card", "h100"], ""),
-        "several cards": ([gqa, "--card", "h100,b200"], ""),
         "decoding kept": on("b200", mla, *_SPLIT),
         "long": on("h100", phi, "--context-length", "2048"),
         "too long": on("h100", phi),
@@ -162,7 +190,8 @@ def answers(
         "no tokenizer": on("h100", without_tokenizer),
         "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192), "--enable-mixed-chunk"),
     }
-    return fresh.submit(ask, cases).result(280)
+    others = _WITHOUT_MODEL | without_splices(folder) | as_typed(folder, gqa)
+    return fresh.submit(ask, others | cases).result(280)
 
 
 SERVED = {
@@ -241,9 +270,7 @@ _TWO = ("--dp-size", "2")
 _TELLS = '{"content_events": {"endpoint": "tcp://*:1", "salt_file": "none"}}'
 REFUSALS = [entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED]
 TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
-    "a model with state-space layers": [("Qwen3-Next", "", {})],
     "--dllm-algorithm": [("LLaDA-2.1", "--dllm-algorithm LowConfidence", {})],
-    "rows of several positions (DeepSeek-V4)": [("DeepSeek-V4", "--tp-size 8", {})],
     "sliding windows in a pool of their own with HiCache": [(_GPT_OSS, _HOST, {})],
     "a model that does not generate": [(_QWEN, "--is-embedding", {})],
     "fa4 with MLA on other cards than SM100": [
@@ -354,6 +381,36 @@ def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(
 
 def test_what_people_type_is_known_for_each_refusal() -> None:
     assert set(TYPED) == {entry.what for entry in REFUSALS}
+
+
+@pytest.mark.feature("recurrent state", "rows of several positions")
+@pytest.mark.parametrize(
+    ("case", "what"), [("hybrid", "recurrent state"), ("pooled rows", "rows of several positions")]
+)
+def test_a_server_without_splices_is_a_third_answer(case: str, what: str, answers: dict[str, Answer]) -> None:
+    """With an exit status of its own. Flags that splices refuse do not matter."""
+    answer, entry = answers[case], find(Area.MODEL, what)
+    assert entry is not None
+    assert (answer.code, answer.found["refused"], answer.found["computed"]) == (3, [], [])
+    assert answer.found["prefix_only"] == f"{what}: {entry.reason}"
+    assert answer.level(Area.MODEL, what) == "prefix only"
+    assert answers["hopper"].found["prefix_only"] == ""
+
+
+@pytest.mark.feature("recurrent state")
+def test_what_a_named_cache_costs_a_server_without_splices_is_said(answers: dict[str, Answer]) -> None:
+    """Every place in SGLang that looks for a name refuses one flag: a new one would fail this."""
+    from sglang_pic.adapter.doctor.findings import OWN_CACHE_ONLY
+
+    *_, said, _, last = answers["hybrid in words"].out.splitlines()
+    assert answers["hybrid in words"].code == 3
+    assert said.startswith("would start as prefix only, with SGLang's own cache")
+    assert last == f"  SGLang takes {', '.join(OWN_CACHE_ONLY)} only without --radix-cache-backend"
+    assert answers["int8 states"].code == 1
+    assert "Omit --radix-cache-backend" in answers["int8 states"].found["refused"][0]
+    (groups,) = (Path(place) for place in importlib.import_module("sglang.srt.arg_groups").__path__)
+    asking = {path.name for path in groups.glob("*.py") if "cfg.radix_cache_backend" in path.read_text()}
+    assert asking == {"hicache_hook.py", "kv_shard_hook.py", "mamba_hook.py"}
 
 
 def test_a_draft_is_judged(answers: dict[str, Answer]) -> None:
@@ -467,7 +524,7 @@ def test_the_page_of_models_is_what_the_command_says(answers: dict[str, Answer])
     )
     found = answers["families on a card"].found
     (share,) = found["shares"]
-    assert share["starts"] + share["with_flags"] + share["refused"] == pytest.approx(1)
+    assert sum(share[kind] for kind in ("starts", "with_flags", "prefix_only", "refused")) == pytest.approx(1)
     assert len(found["families"]) > 40
     assert not [each for each in found["families"] if "SGLang itself" in each["answers"][0]["refused"]]
 

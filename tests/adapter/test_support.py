@@ -19,12 +19,12 @@ from sglang.srt.mem_cache import registry
 
 import sglang_pic
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, FEATURES, Symbol
-from sglang_pic.adapter.support import SUPPORT, Level, check_features, check_support
+from sglang_pic.adapter.support import SUPPORT, Level, Support, check_features, check_support, prefix_only
 from sglang_pic.config import CONFIG_VARIABLE, PicConfig
 from sglang_pic.errors import ContractError, UnsupportedError
 
 PACKAGE = Path(sglang_pic.__file__).parent
-SERVED = [entry for entry in SUPPORT if entry.path and entry.level in (Level.TESTED, Level.ADMITTED)]
+SERVED = [entry for entry in SUPPORT if entry.path and entry.level not in (Level.FALLS_BACK, Level.REFUSED)]
 REFUSALS = [
     entry
     for entry in SUPPORT
@@ -70,6 +70,22 @@ def test_a_server_is_admitted_with_any_draft(backend: str, algorithm: str | None
     ctx = context(backend)
     ctx.server_args.speculative_algorithm = algorithm
     check_support(ctx, PicConfig())
+
+
+@pytest.mark.feature("recurrent state", "rows of several positions")
+@pytest.mark.parametrize("entry", [entry for entry in SUPPORT if entry.level is Level.PREFIX_ONLY], ids=str)
+def test_a_server_with_sglangs_own_cache_is_refused_nothing(entry: Support) -> None:
+    """What stock SGLang serves without the flag starts with it."""
+    ctx = context("no such backend")
+    for refusal in REFUSALS:
+        if not refusal.beside:
+            put(ctx, refusal.path.split()[0], refusal.values[0] if refusal.values else other(refusal.served))
+    assert prefix_only(ctx) == ""
+    with pytest.raises(UnsupportedError):
+        check_support(ctx, PicConfig())
+    put(ctx, entry.path, entry.values[0] if entry.values else True)
+    check_support(ctx, PicConfig())
+    assert prefix_only(ctx) == f"{entry.what}: {entry.reason}"
 
 
 @pytest.mark.feature("PD disaggregation")

@@ -98,6 +98,19 @@ def test_options_reach_the_count(capsys: Capture) -> None:
     assert counts_of(capsys, "sample:opendevin", "--limit-sessions", "2")["total"]["sessions"] == 2
 
 
+def test_a_hybrid_model_hits_where_states_are(capsys: Capture) -> None:
+    counts = counts_of(capsys, "sample:opendevin", GEN, "--hybrid")["total"]
+    hybrid = counts["detail"]["hybrid"]
+    assert 0 < hybrid["state_tokens"] < hybrid["placed_tokens"] <= counts["prefix_tokens"]
+    assert hybrid["lost_tokens"] == counts["prefix_tokens"] - hybrid["state_tokens"]
+    assert hybrid["lost_tokens"] == sum(hybrid["lost_by_cause"].values())
+    assert counts_of(capsys, GEN)["total"]["detail"]["hybrid"] is None
+    assert main(["census", GEN, "--hybrid", "--mamba-radix-cache-strategy", "no_buffer"]) == 0
+    out = capsys.readouterr().out
+    assert "Prefix hits of a model with recurrent state" in out
+    assert re.search(r"lost: the prompt parts from .*--mamba-radix-cache-strategy\s+extra_buffer", out, re.DOTALL)
+
+
 @pytest.mark.parametrize("trace", ["sample:opendevin", "gen:sysvar?sessions=1"])
 def test_edit_policies_are_priced(trace: str, capsys: Capture) -> None:
     """A field that the text behind it names, and a clock that nothing names."""
@@ -152,6 +165,9 @@ def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: 
         ([GEN], "is named twice"),
         (["--limit-sessions", "0"], "--limit-sessions=0: must be 1 or more"),
         (["--min-run", "0"], "min_run_tokens=0"),
+        (["--max-states", "3"], "--max-states=3: add --hybrid"),
+        (["--mamba-radix-cache-strategy", "no_buffer"], "--mamba-radix-cache-strategy='no_buffer': add --hybrid"),
+        (["--hybrid", "--page-size", "48"], "--page-size=48: one of it and --mamba-chunk-size=64 must divide"),
     ],
 )
 def test_usage(words: list[str], what: str, capsys: Capture) -> None:

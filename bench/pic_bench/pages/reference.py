@@ -138,6 +138,7 @@ def _features() -> str:
             named[entry.level][entry.feature or entry.what] = None
     said = {
         Level.FALLS_BACK: "Computed as usual, and counted by reason",
+        Level.PREFIX_ONLY: "Prefix only",
         Level.REFUSED: "Refused at start-up",
         Level.ADMITTED: "Not run",
     }

@@ -29,6 +29,7 @@ from sglang_pic.adapter.support import (
     check_features,
     disaggregation_mode,
     find,
+    prefix_only,
     present,
     refusals,
 )
@@ -70,18 +71,22 @@ def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findi
     computed: list[str] = []
     changed: list[str] = []
     certificate: str | None = None
-    contract, machine = "", card or "this machine"
+    contract, machine, reason = "", card or "this machine", ""
     try:
         changed += check_contract()
         if model is not None:
             with resolve(model, flags, card=card) as resolved:
                 machine = card or f"this machine, --device {resolved.view.device}"
-                changed += changed_attention(resolved.attention)
-                found += _server(resolved)
-                computed += _computed(resolved)
-                refused += refusals_of(resolved, config)
-                changed += check_features(resolved.context)
-                certificate = _certificate(resolved, config)
+                reason = prefix_only(resolved.context)
+                if reason:
+                    found += map(_finding, present(resolved.context, Level.PREFIX_ONLY))
+                else:
+                    changed += changed_attention(resolved.attention)
+                    found += _server(resolved)
+                    computed += _computed(resolved)
+                    refused += refusals_of(resolved, config)
+                    changed += check_features(resolved.context)
+                    certificate = _certificate(resolved, config)
     except ContractError as error:
         contract = "broken"
         refused.append(str(error))
@@ -94,6 +99,7 @@ def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findi
         contract=contract or _contract_state(changed),
         certificate=certificate,
         computed=computed,
+        prefix_only="" if refused else reason,
         refused=refused,
     )
 
@@ -101,7 +107,7 @@ def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findi
 def refusals_of(resolved: Resolved, config: PicConfig) -> Iterator[str]:
     """Every refusal of start-up that can be told without the model, one line each."""
     yield from refusals(resolved.context, config)
-    if disaggregation_mode(resolved.context) == "decode":
+    if prefix_only(resolved.context) or disaggregation_mode(resolved.context) == "decode":
         return
     try:
         refuse_length(f"{resolved.embedding}", resolved.rotary, resolved.context.model_config.context_len)

@@ -17,6 +17,7 @@ from sglang_pic.adapter.doctor.cards import CARDS
 from sglang_pic.adapter.doctor.examine import refusals_of
 from sglang_pic.adapter.doctor.server import resolve
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
+from sglang_pic.adapter.support import prefix_only
 from sglang_pic.config import PicConfig
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.page_tables import table
@@ -54,6 +55,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Those that they are started with."""
     needed: str = ""
     """Further flags with which alone they start; empty if they start without, or not at all."""
+    prefix_only: str = ""
+    """Why they get SGLang's own cache and splice nothing; empty where they splice, or do not start."""
     refused: str = ""
     """Why they do not start; empty where they do."""
 
@@ -74,6 +77,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     card: str
     starts: float
     with_flags: float
+    prefix_only: float
     refused: float
 
 
@@ -114,21 +118,22 @@ def render(found: Survey) -> str:
 
 def _answer(family: Family, folder: str, card: str) -> Answer:
     flags = family.flags_on(card)
-    refused = _refused(folder, flags, card)
+    reason, refused = _judge(folder, flags, card)
     needed = [flag for line in refused for flag in _ways_out(line)]
     if needed:
-        refused = _refused(folder, [*flags, *needed], card)
-    if refused:
-        return Answer(card=card, flags=" ".join(flags), refused=_shortened(refused[0]))
-    return Answer(card=card, flags=" ".join(flags), needed=" ".join(needed))
+        reason, refused = _judge(folder, [*flags, *needed], card)
+    shortened = _shortened(refused[0]) if refused else ""
+    needs = "" if refused else " ".join(needed)
+    return Answer(card=card, flags=" ".join(flags), needed=needs, prefix_only=reason, refused=shortened)
 
 
-def _refused(folder: str, flags: Sequence[str], card: str) -> list[str]:
+def _judge(folder: str, flags: Sequence[str], card: str) -> tuple[str, list[str]]:
+    """Why a server would be prefix only, and why it would not start."""
     try:
         with resolve(folder, flags, card=card) as resolved:
-            return [*refusals_of(resolved, PicConfig())]
+            return prefix_only(resolved.context), [*refusals_of(resolved, PicConfig())]
     except UnsupportedError as error:
-        return [str(error)]
+        return "", [str(error)]
 
 
 def _ways_out(line: str) -> list[str]:
@@ -145,10 +150,10 @@ def _shortened(line: str) -> str:
 
 def _share(card: str, found: Sequence[Answers]) -> Share:
     total = sum(each.weight for each in found)
-    weights = {"starts": 0, "with_flags": 0, "refused": 0}
+    weights = dict.fromkeys(_SHOWN, 0)
     for each in found:
         (answer,) = (answer for answer in each.answers if answer.card == card)
-        weights["refused" if answer.refused else "with_flags" if answer.needed else "starts"] += each.weight
+        weights[_kind(answer)] += each.weight
     return Share(card=card, **{name: weight / total for name, weight in weights.items()})
 
 
@@ -159,11 +164,8 @@ def _lines(found: Survey) -> Iterator[str]:
     yield f"Of what people serve with SGLang {BUILT_FOR}, `--radix-cache-backend pic` starts"
     yield ""
     on_cards = table(
-        ["on", "as it is:", "with one more flag:", "not:"],
-        (
-            [share.card.upper(), *map(_percent, (share.starts, share.with_flags, share.refused))]
-            for share in found.shares
-        ),
+        ["on", "with splices:", "with splices and one more flag:", "as prefix only:", "not:"],
+        ([share.card.upper(), *(_percent(getattr(share, kind)) for kind in _SHOWN)] for share in found.shares),
     )
     yield from on_cards.splitlines()
     yield from (line for text in _ABOUT for line in ("", fill(" ".join(text.split()), 160, break_on_hyphens=False)))
@@ -186,9 +188,10 @@ def _lines(found: Survey) -> Iterator[str]:
 _ABOUT: Final = (
     """`sglang-pic doctor --families > sglang_pic/MODELS.md` wrote this page. For each family it asks what `sglang-pic
     doctor MODEL` asks for one model: SGLang resolves the arguments with which its cookbook starts the family, on
-    the family's configuration, and the plugin's tables are read. *Starts* means that these checks pass. No weights
-    were read, and no GPU has run any of it. On the live model start-up checks the rest: that rows move rightly,
-    what a splice costs and how answers change.""",
+    the family's configuration, and the plugin's tables are read. *Splices* means that these checks pass. *Prefix
+    only* means that SGLang's own cache serves the model, as without the flag. No weights were read, and no GPU has
+    run any of it. On the live model start-up checks the rest: that rows move rightly, what a splice costs and how
+    answers change.""",
     """A share is the family's part of the stored revisions of SGLang's cookbook pages (until October 2026): what
     people work on there, not how many servers run it. A family without a share has no page.""",
 )
@@ -198,16 +201,28 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
+def _kind(answer: Answer) -> str:
+    """Which of `_SHOWN` an answer is."""
+    if answer.refused:
+        return "refused"
+    return "prefix_only" if answer.prefix_only else "with_flags" if answer.needed else "starts"
+
+
 def _shown(answer: Answer) -> str:
-    return "no" if answer.refused else "with a flag" if answer.needed else "starts"
+    return _SHOWN[_kind(answer)]
 
 
 def _why(family: Answers) -> str:
     """What to add, or why not; with the cards, where these differ."""
     cards: dict[str, list[str]] = {}
     for answer in family.answers:
-        if answer.refused or answer.needed:
-            cards.setdefault(answer.refused or f"`{answer.needed}`", []).append(answer.card.upper())
+        needed = f"`{answer.needed}`" if answer.needed else ""
+        if why := answer.refused or answer.prefix_only or needed:
+            cards.setdefault(why, []).append(answer.card.upper())
     if len(cards) == 1:
         return next(iter(cards))
     return "; ".join(f"{', '.join(names)}: {why}" for why, names in cards.items())
+
+
+_SHOWN: Final = {"starts": "splices", "with_flags": "with a flag", "prefix_only": "prefix only", "refused": "no"}
+"""The shares of `Share`, and how an answer is shown."""

@@ -13,7 +13,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     area: str
     what: str
     level: str
-    """`tested`, `admitted` or `refused`."""
+    """`tested`, `admitted`, `prefix only` or `refused`."""
     reason: str
 
 
@@ -30,10 +30,18 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that such a server would compute instead of splicing."""
     certificate: str | None = None
     """Whether a certificate fits, as far as flags tell; None where the configuration asks for none."""
+    prefix_only: str = ""
+    """Why the server would get SGLang's own cache and splice nothing; empty where it would splice, or not start."""
     refused: list[str]
     """Why the server would not start, each with what to change; empty where it would."""
 
 
+OWN_CACHE_ONLY = (
+    "--enable-int8-mamba-checkpoint",
+    "--enable-kv-cache-sharding",
+    "--enable-unified-cache-external-linker",
+)
+"""What SGLang refuses beside any `--radix-cache-backend`, although a server that is prefix only has SGLang's cache."""
 OPEN = "start-up checks on the live model whether rows move rightly, what a splice costs and how answers change"
 
 
@@ -53,9 +61,10 @@ def _lines(findings: Findings) -> Iterator[str]:
     yield ""
     shown = [f"{finding.area}: {finding.what}" for finding in findings.findings]
     width = max(map(len, shown), default=0)
+    levels = 1 + max(len(level) for level in ("contract", *(finding.level for finding in findings.findings)))
     for finding, text in zip(findings.findings, shown, strict=True):
-        yield f"  {finding.level:<9}{text:<{width}}  {finding.reason}"
-    yield f"  {'contract':<9}{findings.contract}"
+        yield f"  {finding.level:<{levels}}{text:<{width}}  {finding.reason}"
+    yield f"  {'contract':<{levels}}{findings.contract}"
     if findings.certificate:
         yield f"  {findings.certificate}"
     if findings.computed:
@@ -66,5 +75,9 @@ def _lines(findings: Findings) -> Iterator[str]:
     if findings.refused:
         yield f"would not start, {len(findings.refused)} refused:"
         yield from (f"  {line}" for line in findings.refused)
+    elif findings.prefix_only:
+        yield "would start as prefix only, with SGLang's own cache: exact prefixes as on stock, no splices"
+        yield f"  {findings.prefix_only}"
+        yield f"  SGLang takes {', '.join(OWN_CACHE_ONLY)} only without --radix-cache-backend"
     else:
         yield "would start; " + OPEN

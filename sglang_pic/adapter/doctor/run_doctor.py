@@ -10,6 +10,7 @@ from sglang_pic.arguments import collect_after_dashes
 from sglang_pic.errors import ConfigError
 
 REFUSED = 1
+PREFIX_ONLY = 3
 _OF_FAMILIES = ("h100", "h200", "b200")
 
 
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; 0 when a server would start, 1 when it would be refused.
+    """Print what was found; 0 when a server would splice, 1 when it would not start, 3 when it would be prefix only.
 
     Raises:
         ConfigError: the model cannot be read, or a flag is none of SGLang's.
@@ -65,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
     print("sglang-pic: reading SGLang's arguments, about 20 s", file=sys.stderr)
     findings = examine(args.model, args.server_args, card=next(iter(args.card), None), variables=dict(args.env))
     print(to_json(findings) if args.json else render(findings), end="")
-    return REFUSED if findings.refused else 0
+    if findings.refused:
+        return REFUSED
+    return PREFIX_ONLY if findings.prefix_only else 0
 
 
 def _run_families(args: argparse.Namespace) -> int:

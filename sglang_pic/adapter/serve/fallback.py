@@ -33,7 +33,7 @@ class Fallback(Reason):
         "HiCache, PD disaggregation or DP attention, or two that SGLang identifies as one.",
     )
     MEMORY = "memory", "The KV pool was too full to lock the donors and admit the request."
-    OFF = "off", "The request opted out, or the server's settings exclude it."
+    OFF = "off", "The request opted out, the server's settings exclude it, or the server is prefix only."
     SCORING = "scoring", "The request is scored at positions inside its prompt, which must be computed."
     SESSION = "session", "A streaming session owns the request's rows."
     SWITCHED = "switched", "An operator has switched splicing off on the running server."

@@ -36,6 +36,8 @@ class Cause(Enum):
     OPT_OUT = "opt_out"
     MODE = "mode"
     SHARE = "share"
+    PREFIX_ONLY = "prefix_only"
+    """The server has SGLang's own cache."""
 
 
 class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +91,12 @@ class Modes:
                 cause = Cause.SHARE
         if cause is None:
             return Mode.AUTO
-        self._num_off[cause] += 1
+        self.count_off(cause)
         return Mode.OFF
+
+    def count_off(self, cause: Cause) -> None:
+        """Count a request that is served with mode `off`."""
+        self._num_off[cause] += 1
 
     def switch(self, mode: Mode) -> None:
         """Switch splicing off, or on again."""

@@ -1,0 +1,184 @@
+"""What prefixes a hybrid model's server can serve: SGLang's rules for checkpoints of recurrent state, replayed.
+
+Layers with recurrent state (state-space or linear attention) keep one state of a prompt, and no row for each token. A
+request goes on from the deepest *state* on its path, however far the rows of the attention layers reach. The rules are
+those of SGLang 0.5.23, for requests that come one at a time; paths are below `sglang/srt`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Collection
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+from pic_traces.encode.encoded import Tokens
+
+from sglang_pic.core.trie import Node, Trie
+from sglang_pic.errors import ConfigError
+
+
+class Strategy(Enum):
+    """The values of `--mamba-radix-cache-strategy`; `auto` is `extra_buffer` unless overlap is off and pages are 1."""
+
+    EXTRA_BUFFER = "extra_buffer"
+    """States are copied while a chunk is computed, at multiples of a grid."""
+    NO_BUFFER = "no_buffer"
+    """States are copied between passes, wherever these end."""
+
+
+class StateRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server's flags that decide where states are kept; all lengths are tokens.
+
+    Raises:
+        ConfigError: a value that SGLang refuses, too.
+    """
+
+    strategy: Strategy = Strategy.EXTRA_BUFFER
+    chunked_prefill_size: int = 8192
+    mamba_chunk_size: int = 64
+    """Of the model: 64 for linear attention, 128 or 256 in the configurations of Nemotron and other Mamba-2 models."""
+    page_size: int = 1
+    mamba_track_interval: int = 256
+    max_states: int | None = None
+    """States that may be kept for prefixes; None keeps all."""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name in ("chunked_prefill_size", "mamba_chunk_size", "page_size", "mamba_track_interval", "max_states"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')}={value!r}: must be 1 or more.")
+        if max(self.mamba_chunk_size, self.page_size) % min(self.mamba_chunk_size, self.page_size):
+            raise ConfigError(
+                f"--page-size={self.page_size!r}: one of it and --mamba-chunk-size={self.mamba_chunk_size} must divide "
+                "the other."
+            )
+        if self.strategy is Strategy.NO_BUFFER and self.page_size > 1:
+            raise ConfigError(f"--page-size={self.page_size!r}: must be 1 with no_buffer.")
+
+    @property
+    def grid(self) -> int:
+        """States of a prefill are at multiples of this from where the pass began (`mamba_checkpoint_grid` in
+        `runtime_context.py`); 1 where a pass may end anywhere."""
+        if self.strategy is Strategy.NO_BUFFER:
+            return 1
+        return math.lcm(self.mamba_chunk_size, self.page_size)
+
+    @property
+    def answer_grid(self) -> int:
+        """States of an answer are at multiples of this (`mamba_track_grid`, likewise)."""
+        return 1 if self.strategy is Strategy.NO_BUFFER else math.lcm(self.grid, self.mamba_track_interval)
+
+
+class StateHit(NamedTuple):
+    """What a server had of one prompt, in tokens."""
+
+    state_len: int
+    """The deepest state: the request is computed from here on."""
+    rows_len: int
+    """Rows of the attention layers in the tree. Behind its last state a request leaves none there."""
+
+
+class StateTree:
+    """The paths of all calls so far, with their states; calls come one after the other.
+
+    Args:
+        rules: the server's.
+        cuts: whether a prefill chunk also ends at each place of `serve`, so that a state is kept there and none is
+            lost for it; stock SGLang moves the chunk's state to one such place.
+    """
+
+    def __init__(self, rules: StateRules, *, cuts: bool = False) -> None:
+        self.rules, self._cuts = rules, cuts
+        self.num_kept = 0
+        """States that were kept so far; those that were evicted count."""
+        self._trie = Trie(None, OrderedDict(), itertools.count())
+        # By a node's serial the state at its end, and by state the node: the least recently used first.
+        self._state_of: dict[int, int] = {}
+        self._used: OrderedDict[int, Node] = OrderedDict()
+
+    @property
+    def depths(self) -> list[int]:
+        """How deep each state is, the least recently used first."""
+        return [node.end for node in self._used.values()]
+
+    def serve(self, path: Tokens, prompt_len: int, places: Collection[int] = ()) -> StateHit:
+        """Match a prompt, compute the rest of it and the answer, and keep states on the way.
+
+        Args:
+            path: prompt and answer, `[num_tokens]`.
+            prompt_len: tokens of the prompt, 1 or more.
+            places: positions in the prompt at which a tree that cuts keeps states.
+        """
+        hit = self._match(path[: prompt_len - 1])
+        branch = hit.rows_len - hit.rows_len % self.rules.grid
+        wanted = sorted(place - place % self.rules.grid for place in (*places, branch)) if self._cuts else []
+        at = hit.state_len
+        while at < prompt_len:
+            end = min(at + self.rules.chunked_prefill_size, prompt_len)
+            end = next((place for place in wanted if at < place < end), end)
+            if kept := self._tracked(at, end, 0 if self._cuts else branch):
+                self._keep(path[:kept])
+            at = end
+        # The last token of an answer is never computed.
+        last = len(path) - 1
+        last -= last % self.rules.answer_grid
+        if last > prompt_len:
+            self._keep(path[:last])
+        return hit
+
+    def _match(self, prompt: Tokens) -> StateHit:
+        """The deepest state on the way, which counts as used (`MambaComponent.create_match_validator` and
+        `refresh_lru` in `mem_cache/unified_cache/components/mamba.py`)."""
+        node, rows_len = self._trie.walk(prompt)
+        at: Node | None = node if rows_len == node.end else node.parent
+        while at is not None and at.serial not in self._state_of:
+            at = at.parent
+        if at is not None:
+            self._used.move_to_end(self._state_of[at.serial])
+        return StateHit(0 if at is None else at.end, rows_len - rows_len % self.rules.page_size)
+
+    def _tracked(self, start: int, end: int, branch: int) -> int:
+        """Where the state of a prefill chunk `[start, end)` is kept; 0 for nowhere.
+
+        `extra_buffer`: `_mamba_radix_cache_v2_req_prepare_for_extend` in `managers/schedule_batch.py`: the last place
+        on the grid, or in its stead the one where an earlier prompt parted (`mamba_branching_seqlen`, set by
+        `MambaComponent.finalize_match_result_in_tree_core`). `no_buffer`: the chunk's end, as
+        `MambaComponent.prepare_for_caching_req` copies the state that the request has.
+        """
+        grid = self.rules.grid
+        if grid == 1:
+            return end
+        if end - start < grid:
+            return 0
+        return branch if start < branch < end and (branch - start) % grid == 0 else end - (end - start) % grid
+
+    def _keep(self, path: Tokens) -> None:
+        """Insert a path with the state at its end (`MambaComponent.commit_insert_component_data`); a node that is cut
+        keeps its state at its lower end (`redistribute_on_node_split`)."""
+        node, stored = self._trie.walk(path)
+        if stored < node.end:
+            lower = self._trie.split(node, stored)
+            if (state := self._state_of.pop(node.serial, None)) is not None:
+                self._state_of[lower.serial], self._used[state] = state, lower
+        if stored < len(path):
+            node = self._trie.append(node, path[stored:])
+        if node.serial in self._state_of:
+            self._used.move_to_end(self._state_of[node.serial])
+            return
+        self.num_kept += 1
+        self._state_of[node.serial] = self.num_kept
+        self._used[self.num_kept] = node
+        while self.rules.max_states is not None and len(self._used) > self.rules.max_states:
+            self._evict()
+
+    def _evict(self) -> None:
+        """Drop the least recently used state; a leaf goes with its rows (`_evict_device_next_node`, likewise)."""
+        _, node = self._used.popitem(last=False)
+        del self._state_of[node.serial]
+        if not node.children:
+            self._trie.remove(node)
