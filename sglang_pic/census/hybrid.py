@@ -49,7 +49,7 @@ _TEXTS: Final = {
         "the prompt continues an answer that was too short for a state of its own",
         "A smaller --mamba-track-interval keeps more states in answers.",
     ),
-    Loss.GRID: ("the state is at the last multiple of the grid", "None: less than one grid step is lost."),
+    Loss.GRID: ("the state is at the last multiple of the grid", "No flag helps: less than one grid step is lost."),
     Loss.EVICTED: (
         "the state was evicted, and its rows were not or not for lack of room",
         "A larger --max-mamba-cache-size or --mamba-full-memory-ratio keeps more states.",
@@ -77,6 +77,14 @@ class HybridHit(NamedTuple):
     def num_lost(self) -> int:
         """Tokens that are computed although their rows were there."""
         return max(0, self.rows_len - self.state_len)
+
+    def explain(self, rules: StateRules) -> str:
+        """What was lost, why and what helps, in sentences; empty where nothing was lost."""
+        if self.loss is None:
+            return ""
+        there = f"Rows of {self.rows_len:,} tokens were there, the state only at {self.state_len:,}"
+        more = f" States at known forks: at {self.placed_len:,}." if self.placed_len > self.state_len else ""
+        return f"{there}: {self.loss.text}. {self.loss.advice(rules)}{more}"
 
 
 class HybridCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,7 +142,7 @@ class Hybrid:
     """
 
     def __init__(self, rules: StateRules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._stock, self._placed = StateTree(rules), StateTree(rules, cuts=True)
         self._all = self._stock
         if rules.max_states is not None:
@@ -208,7 +216,7 @@ class Hybrid:
             return None
         if kept_len > state_len:
             return Loss.EVICTED
-        if lost < self._rules.grid:
+        if lost < self.rules.grid:
             return Loss.GRID
         # Where the path goes on nothing parted: the state of the answer's end is missing.
         return Loss.FORK if len(outcome.expected) > 0 else Loss.ANSWER

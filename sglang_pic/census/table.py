@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from pic_traces.printable import printable
@@ -100,7 +100,9 @@ def render(census: Census, config: CoreConfig, rules: StateRules | None = None) 
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)
     if rules is not None and told:
-        parts += [*_table("Prefix hits of a model with recurrent state", told, _STATES), *_losses(census.total, rules)]
+        parts += _table("Prefix hits of a model with recurrent state", told, _STATES)
+        for text in losses(_hybrid(census.total), census.total.prompt_tokens, rules):
+            parts += [text, ""]
     return as_text(*parts, *_notes(census), *_words(told, config))
 
 
@@ -111,6 +113,13 @@ def as_text(*parts: RenderableType) -> str:
         console.print(*parts, sep="\n")
     # Cells are filled up with spaces, also at the ends of lines.
     return "\n".join(printable(line).rstrip() for line in text.get().split("\n")).rstrip("\n")
+
+
+def losses(counts: HybridCounts, prompt_tokens: int, rules: StateRules) -> Iterator[str]:
+    """What is computed although its rows were there, by cause, and what helps: a line each, the greatest loss first."""
+    for cause, tokens in counts.lost_by_cause.items():
+        share, loss = percent(ratio(tokens, prompt_tokens)), Loss(cause)
+        yield f"{shown_tokens(tokens)} tokens ({share}) lost: {loss.text}. {loss.advice(rules)}"
 
 
 def shown_tokens(count: int) -> str:
@@ -150,15 +159,6 @@ def _table(title: str, rows: _Rows, columns: _Columns) -> list[RenderableType]:
     for name, counts in rows:
         table.add_row(name, *(cell(counts) for _, cell in columns))
     return [title, table, ""]
-
-
-def _losses(total: Counts, rules: StateRules) -> list[RenderableType]:
-    """What is computed although its rows were there, by cause, and what helps."""
-    parts: list[RenderableType] = []
-    for cause, tokens in _hybrid(total).lost_by_cause.items():
-        share, loss = percent(ratio(tokens, total.prompt_tokens)), Loss(cause)
-        parts += [f"{shown_tokens(tokens)} tokens ({share}) lost: {loss.text}. {loss.advice(rules)}", ""]
-    return parts
 
 
 def _hybrid(counts: Counts) -> HybridCounts:

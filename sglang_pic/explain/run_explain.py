@@ -13,15 +13,19 @@ from pic_traces.logs import Passed
 from pic_traces.printable import printable
 from pic_traces.source import short_name
 
+from sglang_pic.census.hybrid import HybridTally
 from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
+    add_state_arguments,
     check_inputs,
     policy_of,
     read_sessions,
+    state_rules_of,
     with_progress,
 )
 from sglang_pic.census.simulate import simulate
+from sglang_pic.census.states import StateRules
 from sglang_pic.errors import ConfigError
 from sglang_pic.explain.data import Figures, Payload, PayloadBuilder
 
@@ -35,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="PAGE", help="the HTML file to write")
     parser.add_argument("--limit-calls", type=int, metavar="N", help="read only the first N calls, over all files")
     parser.add_argument("--force", action="store_true", help="replace PAGE if it exists")
+    add_state_arguments(parser)
     add_policy_arguments(parser)
 
 
@@ -50,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.explain import page
 
     check_inputs(args)
-    config = policy_of(args)
+    config, rules = policy_of(args), state_rules_of(args)
     out = _page_path(args)
     encoder = load_encoder(args.tokenizer)
     # All files are read first, so that a bad line in the last one is reported now and not at the end.
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         session.num_calls for file in args.files for session in read_sessions(file, args.limit_sessions, passed[file])
     )
     num_calls = min(num_calls, args.limit_calls or num_calls)
-    builder = PayloadBuilder(num_calls)
+    builder = PayloadBuilder(num_calls, rules=rules)
     sources = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
     outcomes = islice(simulate(sources, encoder, config=config), num_calls)
     for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
@@ -67,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     payload = builder.build(encoder.name, is_exact=encoder.is_exact)
     _write(out, page.html_page(payload, builder.figures, _title(args.files)))
     _print_causes(payload, builder.figures)
+    if rules is not None:
+        _print_losses(builder.figures, rules)
     notes = [f"{short_name(file)}: {summary}" for file in args.files if (summary := passed[file].summary())]
     if difference := builder.figures.difference(is_exact=encoder.is_exact):
         notes.append(difference)
@@ -103,6 +110,16 @@ def _write(out: Path, text: str) -> None:
         raise ConfigError(f"--out={str(out)!r}: cannot be written there; name another file.") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _print_losses(figures: Figures, rules: StateRules) -> None:
+    from sglang_pic.census.table import as_text, losses
+
+    counts = (figures.hybrid or HybridTally()).counts()
+    held = f"A model with recurrent state hits {counts.state_tokens:,} of these {figures.prefix_tokens:,} prefix tokens"
+    more = f"with states at known forks {counts.placed_tokens:,}. The page's cards say it for each call."
+    lines = losses(counts, figures.prompt_tokens, rules)
+    print(as_text(f"{held}, {more}", "", *(line for text in lines for line in (text, ""))))
 
 
 def _print_causes(payload: Payload, figures: Figures) -> None:
