@@ -1,12 +1,11 @@
-"""The namespaces of the radix tree: the client's key, and our marks that keep some requests apart.
+"""The namespaces of the radix tree: the client's key, and our marks, which separate lanes.
 
-Rows are shared inside a namespace only, and requests of one namespace may have lanes of their own in it. Requests that
-opted out have the lane `off`, so that no row which came from a splice reaches them. Requests whose `preset` or `edit`
-policy is not the server's have the lane of these: a row that was spliced under one policy never reaches a request under
-another. A namespace that an operator switches on again after audits had switched it off begins empty, under the key of
-a new generation. Where the chunk index was lost to a fault, all namespaces but those of the lane `off` begin anew.
+Rows are shared only within a namespace and its lane. Requests that opted out have the lane `off`, so they never get
+spliced rows. Requests with another `preset` or `edit` than the server's have a lane of these, so they get no rows
+spliced under another policy. A namespace that is switched on again after an audit starts empty, with the mark of a new
+generation. After a fault that emptied the chunk index, all keys but those of the lane `off` get a new mark.
 
-Our marks begin a key of the tree, because SGLang looks for the id of a LoRA adapter at its end.
+Marks are at the start of a key, because SGLang looks for the id of a LoRA adapter at its end.
 """
 
 from __future__ import annotations
@@ -15,36 +14,36 @@ import hashlib
 from typing import Final, NamedTuple
 
 KEY_MARK: Final = "\x1fpic:"
-"""Begins every mark of ours; a unit separator ends it. The front end refuses a key of a client that holds this, and
-`unmarked` makes another one of a key that came past it."""
+"""Start of every mark, which ends with a unit separator. The front end refuses client keys that contain it; `unmarked`
+replaces those that reach the scheduler another way."""
 
 MAX_KEY_LEN: Final = 1024
-"""Characters of an extra key, and of a salt, beyond which nothing is remembered of a namespace."""
+"""Most characters of an extra key, and of a salt; requests with longer ones reuse and donate nothing."""
 
 OFF_LANE: Final = "off"
-"""The lane of requests that are kept apart from spliced rows."""
+"""The lane of requests that opted out: it has no spliced rows."""
 
 
 RESTART: Final = "restart"
-"""Begins the mark of a namespace that began anew because the chunk index was lost."""
+"""Start of the mark of keys after a fault emptied the chunk index."""
 
 
 FORGED: Final = "forged"
-"""The mark of what stands for a client's key that holds marks."""
+"""The mark of the key that replaces a client's key with marks."""
 
 
 class Namespace(NamedTuple):
     """Rows are shared only within a namespace."""
 
     extra_key: str | None = None
-    """SGLang's key: what the client sent, then the id of the LoRA adapter. In the tree it begins with our marks."""
+    """SGLang's key: the client's, then the id of the LoRA adapter. In the tree it begins with our marks."""
     cache_salt: str | None = None
     adapter: str | None = None
-    """The id of the LoRA adapter; in the tree a mark of the key stands for it."""
+    """The id of the LoRA adapter; None in the tree, where the key has a mark instead."""
 
     @property
     def is_too_long(self) -> bool:
-        """Whether its name is longer than may be kept for clients, who choose it."""
+        """Whether key or salt, which clients choose, has more than `MAX_KEY_LEN` characters."""
         return max(len(self.extra_key or ""), len(self.cache_salt or "")) > MAX_KEY_LEN
 
 
@@ -56,15 +55,15 @@ def tree_key(
     generation: int = 0,
     restarts: int = 0,
 ) -> str | None:
-    """The extra key under which a request's rows are in the tree, made of the one that SGLang gave the request.
+    """The extra key of a request's rows in the tree.
 
     Args:
-        adapter: the id of the request's LoRA adapter, which ends `extra_key`. An id that comes from a client as its key
-            is no adapter's, although SGLang derives the ids of `--lora-paths` from names.
-        lane: the request's lane in its namespace: `OFF_LANE`, a preset, an `edit` policy or both, or `None` for the
-            namespace itself.
-        generation: how often the namespace was switched on again; `OFF_LANE` holds no spliced row, and has one key.
-        restarts: how often the chunk index was lost to a fault; likewise.
+        extra_key: the key that SGLang gave the request.
+        adapter: the id of the request's LoRA adapter, at the end of `extra_key`; it adds a mark, so that a client
+            cannot send an adapter's id as its key.
+        lane: `OFF_LANE`, a preset, an `edit` policy or both; `None` for no lane.
+        generation: how often the namespace was switched on again; ignored for `OFF_LANE`.
+        restarts: how often a fault emptied the chunk index; ignored for `OFF_LANE`.
     """
     marks = [] if lane is None else [lane]
     marks += [str(generation)] if generation and lane != OFF_LANE else []
@@ -74,11 +73,11 @@ def tree_key(
 
 
 def unmarked(extra_key: str | None, adapter: str | None = None) -> str | None:
-    """A client's key, or what stands for one that holds marks of ours, and is no other client's key.
+    """The client's key; if it contains marks, a unique key that no client can send.
 
     Args:
         extra_key: the key that SGLang gave the request.
-        adapter: the id of the request's LoRA adapter, which ends it.
+        adapter: the id of the request's LoRA adapter, at its end.
     """
     if extra_key is None or KEY_MARK not in extra_key:
         return extra_key
@@ -87,25 +86,22 @@ def unmarked(extra_key: str | None, adapter: str | None = None) -> str | None:
 
 
 def without_lane(key: str | None, lane: str) -> str:
-    """The key of the namespace that a lane is in, made of a key of `tree_key`."""
+    """A key of `tree_key` without its lane."""
     return (key or "").removeprefix(_mark(lane))
 
 
 def is_strict(key: str | None) -> bool:
-    """Whether a key of the tree belongs to requests that are kept apart from spliced rows."""
+    """Whether a key of the tree has the lane `OFF_LANE`."""
     return key is not None and key.startswith(_mark(OFF_LANE))
 
 
 def is_shared(key: str | None) -> bool:
-    """Whether other servers put the same rows under a key of the tree: it has none of our marks."""
+    """Whether other servers have the same rows under a key of the tree: it has no marks."""
     return key is None or not key.startswith(KEY_MARK)
 
 
-def told_key(key: str | None) -> str | None:
-    """The client's key behind a key of the tree, empty for none; None for lanes and LoRA adapters.
-
-    A namespace that began anew is the same one to its clients.
-    """
+def announced_key(key: str | None) -> str | None:
+    """The client's key of a key of the tree, without generation and restarts; None for lanes and LoRA adapters."""
     while key is not None and key.startswith(KEY_MARK):
         mark, _, rest = key.removeprefix(KEY_MARK).partition("\x1f")
         if not mark.isdigit() and not mark.startswith(RESTART):

@@ -412,7 +412,7 @@ def test_requests_behind_a_changed_field_are_drawn_more_often(rate: float, chang
         (
             Window.INHERITED,
             {"chunk_hit": 0, "inherited": 5},
-            ("that splice nothing and stand on spliced rows",),
+            ("that splice nothing and inherit spliced rows",),
         ),
     ],
 )

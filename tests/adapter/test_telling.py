@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.features.content_events import ContentEvents
-from sglang_pic.adapter.namespace import OFF_LANE, Namespace, told_key, tree_key
+from sglang_pic.adapter.namespace import OFF_LANE, Namespace, announced_key, tree_key
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
@@ -36,7 +36,7 @@ _POOL, _LEN = 2048, 200
     ],
 )
 def test_only_ordinary_requests_rows_are_told(key: str | None, told: str | None) -> None:
-    assert told_key(key) == told
+    assert announced_key(key) == told
 
 
 class _Publisher:

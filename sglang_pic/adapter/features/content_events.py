@@ -1,6 +1,6 @@
-"""Tells routers what this server can splice: the content events, on a port of their own beside SGLang's KV events.
+"""Content events: announces the chunks that have donors on this server to routers, on a port of their own.
 
-Every rank looks after its index alike; the first of those that serve the same requests publishes.
+Every rank changes its index alike; the first of those that serve the same requests publishes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
-from sglang_pic.adapter.namespace import Namespace, told_key
+from sglang_pic.adapter.namespace import Namespace, announced_key
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.media import TextOnly
@@ -26,9 +26,11 @@ from sglang_pic.route.wire import Cutting, namespace_bytes, read_salt
 MESSAGES: Final = Metric(
     "sglang:pic_content_events_total",
     MetricKind.COUNTER,
-    "Content events that were published, those that only say that the server is there too.",
+    "Content events published, heartbeats included.",
 )
-BYTES: Final = Metric("sglang:pic_content_events_bytes_total", MetricKind.COUNTER, "Their bytes, for one listener.")
+BYTES: Final = Metric(
+    "sglang:pic_content_events_bytes_total", MetricKind.COUNTER, "Bytes of content events, for one listener."
+)
 METRICS: Final = (MESSAGES, BYTES)
 
 # Paths that are looked up in the tree after one round, about .1 ms each.
@@ -36,18 +38,18 @@ _MAX_CHECKS: Final = 4
 
 
 class ContentEvents(Feature):
-    """Notes the donors of a rank for routers.
+    """Collects the changed donors of a rank, and announces them to routers.
 
     Args:
-        publisher: gets the notes; None where another rank publishes.
-        media: makes SGLang's ids of a path's tokens.
+        publisher: publishes the changes; None if another rank publishes.
+        media: converts a path's tokens to SGLang's ids.
     """
 
     fault = Fallback.FAULT_PUBLICATION
 
     def __init__(self, publisher: Publisher | None, media: TextOnly | None = None) -> None:
         self._publisher, self._media = publisher, media or TextOnly()
-        # Emptied by `_hand_over`.
+        # Emptied by `_publish`.
         self._changes: list[Change] = []
 
     @property
@@ -56,13 +58,13 @@ class ContentEvents(Feature):
         return self._publisher is not None
 
     def note(self, namespace: Hashable, name: int, change: int) -> None:
-        """A chunk has a donor more or less, as `ContentIndex` tells it."""
+        """Record a donor of a chunk that was added or removed; for `ContentIndex`'s `watch`."""
         self._changes.append((namespace, name, change))
 
     def on_settled(self, tree: PicTree) -> None:
         index: ContentIndex = tree.publication.index
         self._forget_evicted(index, tree)
-        self._hand_over(index)
+        self._publish(index)
 
     def on_weights(self, tree: PicTree) -> None:
         self.on_flush()
@@ -79,10 +81,10 @@ class ContentEvents(Feature):
         return {} if self._publisher is None else {"content_events": self._publisher.report()}
 
     def _forget_evicted(self, index: ContentIndex, tree: Tree) -> None:
-        """Forget paths that the tree evicted, instead of waiting for a plan to find out.
+        """Forget paths that the tree evicted, without waiting for a plan that needs them.
 
-        As long as the index has more tokens than the tree, some of its paths are gone, and those that were not used for
-        longest are looked up. NOTE: with HiCache evicted rows are still spliced, from the host.
+        While the index has more tokens than the tree, its least recently used paths are looked up in the tree. NOTE:
+        with HiCache evicted rows are still spliced, from the host.
         """
         if tree.cache_controller is not None:
             return
@@ -97,8 +99,8 @@ class ContentEvents(Feature):
             if index.num_tokens <= num_rows or not index.recheck_oldest(resident_len):
                 return
 
-    def _hand_over(self, index: ContentIndex) -> None:
-        """Publish what was noted; the thread that does it never makes this one wait."""
+    def _publish(self, index: ContentIndex) -> None:
+        """Pass the changes to the publisher's thread; never waits."""
         if self._publisher is None:
             return
         if self._publisher.is_behind:
@@ -115,7 +117,7 @@ class ContentEvents(Feature):
 def make_content_events(
     settings: ContentEventsConfig, cutting: Cutting, *, publishes: bool, series: Series, media: TextOnly
 ) -> ContentEvents:
-    """What a rank of a server with content events has.
+    """The content events of one rank.
 
     Raises:
         ConfigError: the secret cannot be read, or the port is taken.
@@ -128,21 +130,18 @@ def make_content_events(
         series.add(BYTES, size)
 
     salt = read_salt(settings.salt_file)
-    return ContentEvents(Publisher(settings.endpoint, salt, cutting, _told_namespace, count), media)
+    return ContentEvents(Publisher(settings.endpoint, salt, cutting, _announced_namespace, count), media)
 
 
-def _told_namespace(namespace: Hashable) -> bytes | None:
-    """The bytes of a namespace by what its clients send; None where a router cannot know it, or nobody splices there.
-
-    Told is what ordinary requests find: no lane, and no LoRA adapter, whose id each server draws for itself.
-    """
+def _announced_namespace(namespace: Hashable) -> bytes | None:
+    """The bytes of the namespace that its clients send; None for lanes and LoRA adapters, which routers cannot name."""
     assert isinstance(namespace, Namespace), "publication.py names namespaces"
-    key = told_key(namespace.extra_key)
+    key = announced_key(namespace.extra_key)
     return None if key is None else namespace_bytes(key, namespace.cache_salt)
 
 
 def _resident_len(index: ContentIndex, tree: Tree, key: RadixKey, path_len: int) -> int:
-    """How many leading tokens of a path are on the device; all of them if only the rest of a page is not."""
+    """How many leading tokens of a path are on the device; all of them if only an incomplete page is not."""
     page_size, beyond = index.names
     num_rows, _, _ = tree.tree_core.match_full_device_prefix(key)
     if num_rows >= (path_len - beyond) // page_size * page_size:

@@ -1,12 +1,11 @@
 """Prefill and decode on servers of their own (PD disaggregation).
 
-A prefill server splices as any other, and SGLang sends the rows of a request after its pass, spliced or computed. A
-decode server computes no prompts. With `--disaggregation-decode-enable-radix-cache` it keeps received rows as prefixes
-of later requests. A request therefore has the same key in both servers' trees, so that no spliced row reaches a request
-that opted out.
+A prefill server splices as any other; SGLang sends the rows of a request after its pass, spliced or computed. A decode
+server computes no prompts. With `--disaggregation-decode-enable-radix-cache` it keeps received rows as prefixes of
+later requests, so a request has the same key in both servers' trees: requests that opted out get no spliced rows.
 
-The decode server tells the client what was spliced. The counts travel in the row of SGLang's metadata that has the
-prompt's cached tokens, in places that SGLang leaves empty.
+The decode server returns the counts of spliced tokens to the client. The prefill server sends them in spare places of
+SGLang's metadata of cached tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from sglang_pic.core import ReusePolicy
 logger = logging.getLogger(__name__)
 
 _COUNTS: Final = slice(12, 16)
-"""Where our counts are among the 16 numbers of a request; the contract checks that SGLang leaves 7 to 15 spare."""
+"""Places of our counts among the 16 numbers of a request; the contract checks that SGLang does not use 7 to 15."""
 
 
 def install_sender() -> None:
@@ -44,7 +43,7 @@ def create_decode_cache(ctx: BuildContext, policy: ReusePolicy, modes: Modes) ->
     """SGLang's own cache for a decode server, whose requests get their keys from `install_receiver`."""
     install_receiver(policy, modes)
     apply_hooks()
-    logger.info("sglang_pic: a decode server computes no prompts: nothing is spliced here, and namespaces are kept")
+    logger.info("sglang_pic: a decode server computes no prompts: nothing is spliced here, namespaces are separated")
     return default_radix_cache_factory(ctx)
 
 
@@ -53,7 +52,7 @@ def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
 
     Args:
         policy: the server's reuse policy, as on the prefill server, so that lanes are the same.
-        modes: how requests may be served, as on the prefill server.
+        modes: decide which requests may be spliced, as on the prefill server.
     """
     features = Features()
 
@@ -61,7 +60,7 @@ def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
         try:
             reception.receive(req, features, policy, modes)
         except Exception:
-            logger.exception("sglang_pic: request %s is kept apart from spliced rows", req.rid)
+            logger.exception("sglang_pic: request %s failed to be received, and gets no spliced rows", req.rid)
             reception.serve_apart(req)
 
     hook(__name__, "Req.__init__", on_request)
@@ -73,11 +72,11 @@ def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
 
 @contextmanager
 def _guarded(req: Any) -> Iterator[None]:
-    """Log an exception: on the scheduler's thread it would end the server, and the counts only inform."""
+    """Log an exception instead of ending the server: only counts are lost."""
     try:
         yield
     except Exception:
-        logger.exception("sglang_pic: request %s is answered without its chunk hits", req.rid)
+        logger.exception("sglang_pic: request %s is answered without its counts of spliced tokens", req.rid)
 
 
 def _send_counts(_: None, buffers: Any, req: Any) -> None:
@@ -90,7 +89,7 @@ def _send_counts(_: None, buffers: Any, req: Any) -> None:
 def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) -> None:
     req = decode_req.req
     original(queue, decode_req)
-    # SGLang ends a request whose row holds what was sent for another one.
+    # SGLang ends a request that received another one's metadata.
     if req.finished_reason is None:
         with _guarded(req):
             counts: Counts = req.pic.counts
@@ -99,19 +98,18 @@ def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) 
 
 
 def _ask_again(payload: dict[str, Any], req: Req) -> dict[str, Any]:
-    """Have the prefill server compute a prompt again in the namespace and the lane that it has here.
+    """Have the prefill server compute a prompt again in the same namespace and lane.
 
-    SGLang asks with the key that the request has in its tree, which holds marks of ours that no client may send, and
-    without the request's options.
+    SGLang sends the request's key in the tree, which has marks that the front end refuses, and not its options.
     """
     state: RequestState = req.pic
     if req.lora_id is not None:
         # NOTE: the key stays marked, so that the prefill server sends no rows of the bare model for the adapter's.
         logger.error(
-            "sglang_pic: request %s ends here: SGLang has its prompt computed again without its LoRA adapter", req.rid
+            "sglang_pic: request %s ends: SGLang would compute its prompt again without its LoRA adapter", req.rid
         )
         return payload
-    # Its pins were set and dropped when it was first served.
+    # Without `pin` and `unpin`, which were applied when it was first served.
     options = {**state.options.overrides, "skills": state.options.skills.value}
     mode = Mode.OFF if state.lane == OFF_LANE else Mode.AUTO
     return {

@@ -1,9 +1,8 @@
 """DP attention: ranks serve different requests, and compute the layers behind attention together.
 
-Before every pass each rank tells the others how many tokens it computes, and all of them size their buffers by that.
-So a batch is laid out, and its rows are moved, before SGLang asks for the number: a batch whose splice failed counts as
-a whole one. A later fault ends the server, because a pass with another number of tokens would hang the other ranks, or
-give them the numbers of other tokens.
+Before every pass ranks exchange how many tokens each computes, and size their buffers by that. So a batch is laid out,
+and its rows are copied, before SGLang exchanges the numbers: a batch whose splice failed counts all its tokens. A later
+fault ends the server, because a pass with another number of tokens would hang the other ranks or corrupt their results.
 
 Each rank has a tree, an index, pins and faults of its own.
 """
@@ -28,7 +27,7 @@ _MODULE = "managers.scheduler_components.dp_attn"
 def install(path: ForwardPath) -> None:
     """Register the hooks of a server whose ranks gather tokens; SGLang applies them when its registry is applied."""
 
-    def tell_gaps(
+    def exchange_gaps(
         original: Callable[..., ScheduleBatch | None], adapter: Any, local_batch: ScheduleBatch | None
     ) -> ScheduleBatch | None:
         if local_batch is None or not local_batch.forward_mode.is_extend():
@@ -50,18 +49,18 @@ def install(path: ForwardPath) -> None:
         ahead = None if local_batch is None else path.ahead(local_batch)
         if ahead is None or ahead.gap is None:
             return original(local_batch=local_batch, **options)
-        # NOTE: a rank that votes for the graph has to replay it, so SGLang judges the sequences that its pass sees.
+        # NOTE: a rank that votes for the graph must replay it, so SGLang checks the narrowed batch.
         narrowed: Any = copy(local_batch)
         narrowed.prefix_lens, narrowed.batch_size = ahead.gap.prefix_lens, partial(len, ahead.gap.owners)
         return ahead.replays and original(local_batch=narrowed, **options)
 
-    hook(__name__, "SchedulerDPAttnAdapter.prepare_mlp_sync_batch", tell_gaps)
+    hook(__name__, "SchedulerDPAttnAdapter.prepare_mlp_sync_batch", exchange_gaps)
     hook(__name__, "_local_prefill_cuda_graph_vote", vote)
 
 
 @contextmanager
 def _on_forward_stream(adapter: Any) -> Iterator[None]:
-    """On the stream of the passes, behind all that the scheduler has queued on its own."""
+    """Use the stream of the passes, after everything that the scheduler has queued on its own."""
     if not adapter.enable_overlap:
         yield  # SGLang computes on the stream that it schedules on
         return

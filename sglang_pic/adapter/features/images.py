@@ -1,10 +1,10 @@
-"""Images in prompts: core tokens that tell them apart, and how far rows behind them turn.
+"""Images in prompts: unique core tokens for each image, and the rotation of rows after images.
 
-SGLang gives the tokens of an image wide values made of its hash. Here each image that is another by its hash, its shape
-or its positions has core tokens of its own, one for each place, so that equal core tokens are equal images.
+SGLang gives the tokens of an image values made of its hash. Here an image with another hash, shape or positions gets
+core tokens of its own, one for each place, so equal core tokens are equal images.
 
-With M-RoPE an image advances positions by less than its tokens. Where all that is in front of a token is text and whole
-images, its position is its place less their *lag*, on all three axes; a run turns by the difference of positions.
+With M-RoPE an image advances positions by less than its tokens. After text and whole images, a token's position is its
+place less their *lag*, on all three axes; the keys of a run are rotated by the difference of positions.
 
     places     0 1 2 3 [4 5 6 7 8 9]  10 11      an image of 2 x 3 tokens, whose lag is 3
     positions  0 1 2 3 [4 . . . . .]   7  8
@@ -50,12 +50,12 @@ CLASSES: Final = frozenset(
 )
 """Models that attend causally to images, and embed those of a sequence's new tokens by their places in it."""
 
-# Images that are remembered, and the ids that there are for them.
+# Most remembered images, and the end of their ids.
 _MOST_IMAGES = 1 << 16
 _IDS_END = 1 << 31
 # SGLang repeats so many values over the tokens of an image.
 _NUM_VALUES = 4
-# Of an item's values those of more bytes are pixels, which its hash covers.
+# Larger values of an item are pixels, which its hash covers.
 _MOST_BYTES = 1 << 10
 
 Ids = npt.NDArray[np.int64]
@@ -63,23 +63,23 @@ Ids = npt.NDArray[np.int64]
 
 
 class Lags(NamedTuple):
-    """By how many positions the places of a path are ahead of their positions."""
+    """The lags of a path: place less position."""
 
     ends: list[int]
-    """Of its images."""
+    """Ends of its images."""
     sums: list[int]
-    """Before the first image, and behind each."""
+    """The lag before the first image, and after each."""
 
     def at(self, place: int) -> int:
-        """The lag at a place that is in no image, or its first."""
+        """The lag at a place outside images, or at an image's first place."""
         return self.sums[bisect_right(self.ends, place)]
 
 
 class _Image(NamedTuple):
-    """What is remembered of an image."""
+    """A remembered image."""
 
     key: bytes
-    """All that tells it from others."""
+    """Digest of its hash, shape and positions."""
     first: int
     """Its first core token."""
     num_tokens: int
@@ -89,7 +89,7 @@ class _Image(NamedTuple):
 
 
 class Images(TextOnly):
-    """The images that requests of this server brought, alike on every rank.
+    """The images in this server's requests, alike on every rank.
 
     Args:
         is_mrope: whether the model has M-RoPE; without it an image advances positions by its tokens.
@@ -98,14 +98,14 @@ class Images(TextOnly):
     def __init__(self, *, is_mrope: bool) -> None:
         self._is_mrope = is_mrope
         self._next_id = MEDIA_FROM
-        # By SGLang's values, oldest first: shrinks beyond `_MOST_IMAGES`. `None`: they are those of several images.
+        # By SGLang's values, oldest first; at most `_MOST_IMAGES`. `None`: several images have these values.
         self._known: OrderedDict[bytes, _Image | None] = OrderedDict()
         self._by_first: dict[int, _Image] = {}
 
     def read(self, req: Req) -> Media | None:
-        """The images of a request whose tokens SGLang has filled in; `None` where its prompt cannot be served.
+        """The images of a request; `None` if its prompt cannot be spliced.
 
-        Its media are images, whole, each with values of its own, and the positions of all tokens are as said above.
+        That is, unless its media are whole images, each with values of its own, and positions are as described above.
         """
         ids = np.frombuffer(req.full_untruncated_fill_ids, dtype=np.int64)
         inputs = req.multimodal_inputs
@@ -139,7 +139,7 @@ class Images(TextOnly):
         return Media(spans, firsts) if len(firsts) == len(spans) else None
 
     def _positions(self, mrope_positions: torch.Tensor | None, num_tokens: int) -> Ids | None:
-        """`[3, num_tokens]`, as the model sees them."""
+        """The positions of all tokens, `[3, num_tokens]`; `None` if SGLang did not give them."""
         if not self._is_mrope:
             return np.broadcast_to(np.arange(num_tokens), (3, num_tokens))
         if mrope_positions is None:
@@ -148,7 +148,7 @@ class Images(TextOnly):
         return positions if positions.shape == (3, num_tokens) else None
 
     def _find(self, item: MediaItem, ids: Ids, pattern: Ids, lag: int) -> _Image | None:
-        """What is known of an image, as of now; `None` where its values are those of another one, too."""
+        """The image, remembered from now on; `None` if another image has the same values, or ids are used up."""
         values = ids[:_NUM_VALUES].copy()
         if not np.array_equal(np.resize(values, len(ids)), ids):
             return None
@@ -165,7 +165,7 @@ class Images(TextOnly):
         self._known.move_to_end(values.tobytes())
         if known is None or known.key == key:
             return known
-        # NOTE: the tree takes them for one, so rows that it has for these values may be either's.
+        # NOTE: the tree cannot distinguish them: its rows for these values may be either's.
         self._known[values.tobytes()] = None
         self._forget(known)
         return None
@@ -175,7 +175,7 @@ class Images(TextOnly):
             del self._by_first[image.first]
 
     def _images(self, tokens: Tokens) -> Iterator[tuple[int, _Image | None]]:
-        """Where the images begin on a path of core tokens, up to the first one that is forgotten."""
+        """The start of each image on a path of core tokens, up to the first forgotten one, which is `None`."""
         places = np.flatnonzero(tokens >= MEDIA_FROM)
         at = 0
         while at < len(places):
@@ -187,7 +187,7 @@ class Images(TextOnly):
             at = int(np.searchsorted(places, start + image.num_tokens))
 
     def ids(self, tokens: Tokens) -> array[int]:
-        """SGLang's ids of a path of core tokens, up to the first image that is forgotten: its rows cannot be found."""
+        """SGLang's ids of a path of core tokens, up to the first forgotten image, whose rows cannot be found."""
         ids = tokens.astype(np.int64)
         for start, image in self._images(tokens):
             if image is None:
@@ -202,19 +202,19 @@ class Images(TextOnly):
         return [run.shift - here.at(run.target_start) + there[run.donor].at(run.donor_start) for run in runs]
 
     def lags(self, tokens: Tokens) -> Lags:
-        """Of the images on a path that was found."""
+        """The lags of a resolved path."""
         found = [(start + image.num_tokens, image.lag) for start, image in self._images(tokens) if image is not None]
         return Lags([end for end, _ in found], [0, *itertools.accumulate(lag for _, lag in found)])
 
 
 def make(ctx: BuildContext, *, has_host: bool) -> TextOnly:
-    """Images, where moving them is known to be right; elsewhere requests with media are computed."""
+    """`Images` for servers on which moving images was tested; `TextOnly` for others, which compute such requests."""
     if not ctx.model_config.is_multimodal:
         return TextOnly()
     model = type(ctx.tp_worker.model_runner.model).__name__
     for is_so, what in (
-        (model not in CLASSES, f"on {model}, whose images nobody moved yet"),
-        (has_host, "beside HiCache, whose stores know text alone"),
+        (model not in CLASSES, f"on {model}, with which splicing images was not tested"),
+        (has_host, "with HiCache, whose stores support text only"),
         (disaggregation_mode(ctx) != "null", "with PD disaggregation"),
         (gathers(), "with DP attention"),
     ):
@@ -225,20 +225,20 @@ def make(ctx: BuildContext, *, has_host: bool) -> TextOnly:
 
 
 def _lag(positions: Ids, span: Span) -> int:
-    """By how many positions an image advances less than by its tokens."""
+    """The tokens of an image less the positions by which it advances."""
     block = positions[:, slice(*span)]
     return int(span[1] - span[0] - (block.max() - block.min() + 1)) if block.size else 0
 
 
 def _key(item: MediaItem, pattern: Ids) -> bytes:
-    """What tells an image from others: its whole hash, its positions, and what else the processor says of its shape."""
+    """The digest of an image's whole hash, its positions, and the shapes that the processor gives."""
     details = [(name, _short(value)) for name, value in sorted(item.model_specific_data.items())]
     said = repr((item.hash, item.identity, pattern.shape, details)).encode()
     return hashlib.blake2b(said + np.ascontiguousarray(pattern).tobytes(), digest_size=32).digest()
 
 
 def _short(value: object) -> object:
-    """A grid, a size or a number as plain values; `None` where it is something else."""
+    """A grid, a size or a number as plain values; `None` for anything else."""
     if isinstance(value, int | float | str):
         return value
     if isinstance(value, torch.Tensor | np.ndarray):

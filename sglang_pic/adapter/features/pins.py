@@ -1,8 +1,7 @@
-"""Pins: prompts whose rows stay in the tree under a name, until they are dropped or the pool needs them.
+"""Pins: prompts whose rows are locked in the tree under a name, until they are dropped or the pool needs their slots.
 
-A pin is a lock of SGLang's own on the node where the prompt ends: the rows are protected, and SGLang accounts for them.
-Everything here happens when a request ends, allocates or is admitted, in the order in which the scheduler does these
-things, which is the same on every tensor-parallel rank.
+A pin is SGLang's own lock on the node at the prompt's end, so SGLang protects and counts the rows. Pins change only
+when a request finishes, allocates or is admitted, in the same order on every tensor-parallel rank.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from sglang_pic.core import ContentIndex, Path, PlanOptions, Reason, Tokens, com
 
 
 class PinEnd(Reason):
-    """Why a prompt is not pinned any more, or never was."""
+    """Why a pin ended, or was refused."""
 
     DROPPED = "dropped", "A request dropped it by its name."
-    FAULT = "fault", "An exception took the donors of its rows, or switched splicing off."
+    FAULT = "fault", "A fault removed its donors, or switched splicing off."
     FLUSHED = "flushed", "The cache was flushed."
     LIMIT = "limit", "Newer pins needed its share of `pin_max_percent`, or of the host memory for pins."
     MEMORY = "memory", "A request needed its slots."
-    REFUSED = "refused", "Never held: the prompt is longer than all pins may be, or its rows cannot be spliced."
+    REFUSED = "refused", "The prompt is longer than all pins together may be, or its rows cannot be spliced."
     REPLACED = "replaced", "Another prompt was pinned under its name."
     UNLOADED = "unloaded", "Its LoRA adapter was unloaded."
     WEIGHTS = "weights", "The weights changed."
@@ -48,12 +47,12 @@ class PinEnd(Reason):
 
 PINS: Final = Metric("sglang:pic_pins", MetricKind.GAUGE, "Prompts that are pinned.")
 PINNED_TOKENS: Final = Metric(
-    "sglang:pic_pinned_tokens", MetricKind.GAUGE, "KV slots that pins hold; a prefix of several pins counts once."
+    "sglang:pic_pinned_tokens", MetricKind.GAUGE, "KV slots locked by pins; a prefix of several pins counts once."
 )
 ENDED: Final = Metric(
     "sglang:pic_pins_ended_total",
     MetricKind.COUNTER,
-    "Pins that were given back or refused, by reason.",
+    "Pins that ended or were refused, by reason.",
     label="reason",
     values=descriptions(PinEnd),
 )
@@ -61,9 +60,9 @@ METRICS: Final = (PINS, PINNED_TOKENS, ENDED)
 
 
 MAX_BYTES: Final = 64 << 20
-"""Host memory that all pins together may hold."""
+"""Host memory that all pins together may use."""
 PIN_BYTES: Final = 16 << 10
-"""What a pin counts beside its tokens: more than its locks, its names and its line in `/server_info` take."""
+"""Host memory charged for a pin beside its tokens: more than its locks, names and entry in `/server_info` need."""
 
 
 class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +70,9 @@ class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     tokens: int
-    """Tokens that are held, in whole pages."""
+    """Pinned tokens, in whole pages."""
     digest: str
-    """Identifies the prompt; with a `cache_salt` it tells nothing to those who do not know the salt."""
+    """Identifies the prompt; with a `cache_salt` only to those who know the salt."""
     extra_key: str | None
     """As the client sent it; with a LoRA adapter it ends with the adapter's id."""
     has_salt: bool
@@ -87,23 +86,23 @@ class PinReport(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     max_bytes: int
     num_bytes: int
-    """Host memory: 16 KiB a pin and 4 bytes a token, where nothing is shared."""
+    """Host memory: 16 KiB a pin and 4 bytes a token."""
     held: list[PinInfo]
-    """Oldest first: in this order they are given back."""
+    """Oldest first: in this order they are released."""
 
 
 class _Pin(NamedTuple):
     space: Namespace
-    """Where its rows are in the tree, with our marks."""
+    """The namespace of its rows in the tree, with our marks."""
     data: bytes
     """Its tokens."""
     locks: ExitStack
-    """On its rows."""
+    """Locks on its rows."""
     info: PinInfo
 
     @property
     def num_bytes(self) -> int:
-        """Host memory that it is charged."""
+        """Host memory charged for it."""
         return PIN_BYTES + len(self.data)
 
 
@@ -111,25 +110,25 @@ class Pins(Feature):
     """The pins of one scheduler rank.
 
     Args:
-        index: keeps the donors of pinned prompts.
-        max_tokens: KV slots that all pins together may hold.
+        index: pins the donors of pinned prompts.
+        max_tokens: KV slots that all pins together may lock.
         series: exports `METRICS`.
-        windows: has the rows of layers with sliding windows, where these have a pool of their own.
+        windows: rows of layers with sliding windows, if these have a pool of their own.
     """
 
     fault = Fallback.FAULT_PINS
 
     def __init__(self, index: ContentIndex, max_tokens: int, series: Series, windows: WindowRows | None = None) -> None:
         self._index, self._max_tokens, self._series, self._windows = index, max_tokens, series, windows
-        # Oldest first, by the namespace as the client named it; shrinks when pins end.
+        # Oldest first, by the client's namespace; shrinks when pins end.
         self._pins: dict[tuple[Namespace, str], _Pin] = {}
         self._prompts: defaultdict[Hashable, _SortedPrompts] = defaultdict(_SortedPrompts)
         self.num_tokens = 0
-        """KV slots that pins hold."""
+        """KV slots locked by pins."""
         self._num_bytes = 0
 
     def install(self, tree: PicTree) -> None:
-        """Register the hook of a server with LoRA adapters, whose pins do not outlive them."""
+        """Register the hook that ends an adapter's pins when it is unloaded."""
 
         def after_unload(result: Any, _: object, recv_req: Any) -> None:
             if result.success:
@@ -144,7 +143,7 @@ class Pins(Feature):
         return msgspec.structs.replace(options, pinned_len=self.pinned_len)
 
     def on_released(self, req: Req, tree: PicTree) -> None:
-        """Carry out the pin options of the request: drop a pin, pin its own prompt."""
+        """Apply the request's options: drop a pin, pin its prompt."""
         state: RequestState = req.pic
         options = state.options
         if not options.names_pins:
@@ -174,7 +173,7 @@ class Pins(Feature):
         return {"pins": self.report()}
 
     def give_back_oldest(self, tree: Tree, reason: PinEnd) -> bool:
-        """Give back the oldest pin, if there is one; its rows can be evicted then."""
+        """Release the oldest pin, whose rows then can be evicted; False if there is none."""
         oldest = next(iter(self._pins), None)
         if oldest is None:
             return False
@@ -183,13 +182,13 @@ class Pins(Feature):
         return True
 
     def unload(self, lora_id: str, tree: Tree) -> None:
-        """Give back the pins of a LoRA adapter."""
+        """Release the pins of a LoRA adapter."""
         for key in [key for key in self._pins if key[0].adapter == lora_id]:
             self._end(key, tree, PinEnd.UNLOADED)
         self._show()
 
     def _give_back_all(self, reason: PinEnd) -> None:
-        """Give back every pin, whatever state an exception left them in; the index was flushed before."""
+        """Release every pin, in any state after an exception; the index was flushed before."""
         for pin in self._pins.values():
             pin.locks.close()
         self._clear(reason)
@@ -208,7 +207,7 @@ class Pins(Feature):
         return 0 if prompts is None else prompts.shared_len(path.tokens(self._max_tokens))
 
     def report(self) -> PinReport:
-        """What `/server_info` shows."""
+        """The pins' part of `/server_info`."""
         held = [pin.info for pin in self._pins.values()]
         return PinReport(
             max_tokens=self._max_tokens,
@@ -230,8 +229,8 @@ class Pins(Feature):
             return
         space, tokens = Namespace(req.extra_key, req.cache_salt), tokens_of(req, length)
         data, info = tokens.tobytes(), _describe(key, tokens)
-        # NOTE: locked before the older pin of this name goes, so that rows of both are protected all the time. Whatever
-        # fails from here on, each lock is held by a pin.
+        # NOTE: locked before the older pin of this name is released, so that rows of both are always protected. If
+        # anything fails from here on, each lock belongs to a pin.
         locks = ExitStack()
         locks.callback(tree.unlock, tree.lock(found.last_device_node))
         pin = _Pin(space, data, locks, info)
@@ -268,7 +267,7 @@ class Pins(Feature):
 
 
 class _SortedPrompts:
-    """Prompts as sorted bytes: the prompt that shares the longest beginning is a neighbour."""
+    """Prompts as sorted bytes: the prompt with the longest common prefix is a neighbour."""
 
     def __init__(self) -> None:
         self._sorted: list[bytes] = []
@@ -278,18 +277,18 @@ class _SortedPrompts:
         return not self._sorted
 
     def add(self, data: bytes, page_size: int) -> int:
-        """Add a prompt and return how many of its tokens are on pages of its own."""
+        """Add a prompt; returns how many of its tokens are on pages of its own."""
         own = self._own_len(data, page_size)
         insort(self._sorted, data)
         return own
 
     def remove(self, data: bytes, page_size: int) -> int:
-        """Remove a prompt that was added and return how many of its tokens were on pages of its own."""
+        """Remove a prompt; returns how many of its tokens were on pages of its own."""
         del self._sorted[bisect_left(self._sorted, data)]
         return self._own_len(data, page_size)
 
     def shared_len(self, tokens: Tokens) -> int:
-        """How many leading tokens some prompt shares."""
+        """The longest common prefix with any prompt, in tokens."""
         place = bisect_left(self._sorted, tokens.tobytes())
         near = self._sorted[max(0, place - 1) : place + 1]
         return max((common_len(tokens, _tokens(data)) for data in near), default=0)

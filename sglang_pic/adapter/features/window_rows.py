@@ -1,20 +1,19 @@
-"""Rows of layers with sliding windows that have a pool of their own: which of them the tree still has.
+"""Rows of layers with sliding windows in a pool of their own: which of them the tree still has, and locks on them.
 
-What holds in SGLang 0.5.23 (`mem_cache/allocator/swa.py`, `mem_cache/unified_cache/components/swa.py`):
+In SGLang 0.5.23 (`mem_cache/allocator/swa.py`, `mem_cache/unified_cache/components/swa.py`):
 
-- A token gets a slot in either pool. The table from one to the other is written when slots are given, and cleared when
-  the window's slot goes, which may be long before the other one does.
-- A node of the tree has all of its window rows or none. Where the window pool is short, the tree gives away those of
-  the node that was used least recently, and leaves its other rows where they are: a hole in the path. What a request
-  left outside its window while it decoded is a hole, too.
-- A prefix matches up to where a whole window is there; what lies further back may be missing.
-- A lock on a node keeps all rows of its path, but of windows the last one only.
-- By default a prefill gives its window rows away as soon as they are outside the window. A donor would have its last
-  window only, so `keep_rows` has SGLang keep them in the tree, where they are the first to go when they are not used.
+- A token has a slot in both pools. The table from one to the other is written when slots are allocated, and cleared
+  when the window slot is freed, which may be long before the other slot is.
+- A node of the tree has all of its window rows or none. If the window pool is short, the tree evicts those of the least
+  recently used node and keeps its other rows: a hole in the path. So are rows that left a decoding request's window.
+- A prefix matches up to the end of a complete window; earlier window rows may be missing.
+- A lock on a node locks all rows of its path, but only its last window.
+- By default a prefill frees window rows as soon as they leave the window. A donor would have its last window only, so
+  `keep_rows` has SGLang keep them in the tree, where unused ones are evicted first.
 
-Computing the last window of each run instead would not do: a row of a window layer depends on the whole window before
-it in the layers below. At shift 0 a tiny gpt-oss was .4 to 3.4 nats off with that, up to three windows computed before
-each gap, and 3e-12 with all rows spliced.
+Computing only the last window of each run would not do: a row of a window layer depends on the whole window before it
+in the layers below. At shift 0 a tiny gpt-oss was .4 to 3.4 nats off with up to three windows computed before each gap,
+and 3e-12 with all rows spliced.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from sglang_pic.core import Span
 
 
 def keep_rows() -> None:
-    """Have SGLang keep window rows of prefills in the tree, unless the operator decided that; before a tree is made."""
+    """Have SGLang keep window rows of prefills in the tree, unless the operator set this; before a tree is made."""
     kept = envs.SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS
     if not kept.is_set():
         kept.set(False)
@@ -50,21 +49,21 @@ class WindowRowsInTree:
         self._tree, self._slots = tree, slots
 
     def holes(self, key: RadixKey, end: int) -> Sequence[Span]:
-        """The spans of the first `end` tokens of a path that is there whose window rows are not, ascending."""
+        """The spans of the first `end` tokens of a resident path whose window rows were evicted, ascending."""
         found: Sequence[Span] = self._tree.tree_core.swa_tombstone_ranges(key, 0, end)
         return found
 
     def lock(self, node: Any, start: int, end: int, locks: ExitStack) -> None:
-        """Keep the window rows of `[start, end)` on the path to `node`, which is locked, until `locks` are closed."""
+        """Lock the window rows of `[start, end)` on the path to `node`, which is locked, until `locks` are closed."""
         (path,) = self._tree.tree_core.collect_path_info([node])
         window, locked_end = self._tree.swa_retain_window, None
         for each in reversed(path):
             overlaps = each.path_start < end and start < each.path_end
-            # A lock goes on over the nodes before its own until they hold a window.
+            # A lock extends over the nodes before its own until they contain a window.
             if overlaps and (locked_end is None or locked_end - each.path_end >= window):
                 locks.callback(self._tree.unlock, self._tree.lock(each.node_id))
                 locked_end = each.path_end
 
     def slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """The window slots of rows that are there and locked, int64."""
+        """The window slots of resident, locked rows, int64."""
         return self._slots[slots]

@@ -1,4 +1,4 @@
-"""Slots of the KV pool that passes without a request write to."""
+"""Slots of the KV pool for passes without a request, before the first request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class PoolTooSmallError(UnsupportedError):
 
 @contextmanager
 def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Disjoint sets of slots behind the padding page, each on pages of its own, in order, as backends with pages need.
+    """Disjoint sets of slots after the padding page, each in order on pages of its own.
 
-    Nothing is allocated, so the pool must hold nobody's rows yet. At the end the rows are cleared, and what one set may
-    have overwritten of the page-table row `row` is restored. In a pool of windows they have the same numbers.
+    Nothing is allocated, so the pool must have no rows yet. At the end the slots are cleared, and the first
+    `num_tokens` entries of the page-table row `row` are restored. A pool for windows lends slots of the same numbers.
 
     Yields:
         `num_sets` tensors `[num_tokens]` int64 on the pool's device.
 
     Raises:
-        PoolTooSmallError: before anything was written.
+        PoolTooSmallError: the pool has too few slots; nothing was written.
     """
     stride = whole_pages(num_tokens, view.page_size)
     num_slots = _num_slots(view)
@@ -44,14 +44,14 @@ def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tens
             yield slots
         finally:
             row[:num_tokens] = table
-            # NOTE: zeros, as SGLang makes a pool: a kernel that reads beyond a sequence's end and multiplies what it
-            # finds by 0 would spread a NaN. The old rows are not saved, because they are nobody's (captured graphs
-            # write their padding to the first page, which is not borrowed), and a copy may not fit beside the pool.
+            # NOTE: zeros, as SGLang makes a pool: a kernel that reads beyond a sequence's end and multiplies by 0 would
+            # spread a NaN. The old rows are not saved: no request has any (captured graphs write their padding to the
+            # first page, which is not borrowed), and a copy may not fit into memory.
             view.fill(torch.cat(slots), 0)
 
 
 def longest_borrowed(view: PoolView, num_sets: int) -> int:
-    """The most tokens for which so many sets of slots can be borrowed."""
+    """Most tokens for which `num_sets` sets of slots can be borrowed."""
     num_pages = _num_slots(view) // view.page_size - 1
     return num_pages // num_sets * view.page_size
 
@@ -62,7 +62,7 @@ def _num_slots(view: PoolView) -> int:
 
 @contextmanager
 def map_windows(view: PoolView, slots: torch.Tensor) -> Iterator[None]:
-    """Give slots that nobody has the slots of the same numbers in the pool of windows, if there is one, for a while."""
+    """Map free slots to those of the same numbers in the pool for windows, if there is one, within the context."""
     if view.windows is None:
         yield
         return

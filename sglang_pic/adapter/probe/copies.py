@@ -1,7 +1,7 @@
-"""Copies between host and device for which the host does not wait.
+"""Copies between host and device that do not block the host.
 
-Only a copy from or to pinned memory runs beside the host; `torch.tensor(..., device=device)` waits for all work that is
-queued. Torch keeps pinned memory until the copy is done.
+Only a copy from or to pinned memory is asynchronous; `torch.tensor(..., device=device)` waits for all queued work.
+Torch keeps pinned memory until the copy is done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def to_device(numbers: Sequence[int] | np.ndarray, device: torch.device | str) -
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """`values` in host memory, readable after the work that is queued on the current stream, the copy with it."""
+    """`values` in host memory, readable when the current stream has done the copy."""
     here = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type != "cpu")
     here.copy_(values, non_blocking=True)
     return here

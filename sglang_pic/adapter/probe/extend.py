@@ -1,7 +1,7 @@
-"""Forward passes of the live model runner that belong to no request: start-up checks and audits run them.
+"""Forward passes of the live model runner that belong to no request, for start-up checks and audits.
 
-A batch is made by hand. Its sequences are on the row of the request pool and, unless the caller gives slots, on the
-slot of the KV pool that SGLang keeps for padding, so nothing has to be allocated.
+Their batches are made by hand. Sequences use SGLang's padding row of the request pool and, unless the caller gives
+slots, its padding slot of the KV pool, so nothing is allocated.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ PADDING_ROW = 0
 
 
 def different_tokens(runner: ModelRunner, num_tokens: int, device: torch.device, *, first: int = 13) -> torch.Tensor:
-    """`[num_tokens]` int64, all different: equal tokens would have equal values and experts whatever attention does."""
+    """`[num_tokens]` int64, all different: equal tokens have equal values and experts whatever attention reads."""
     index = torch.arange(num_tokens, dtype=torch.int64, device=device)
     return (index * 7_919 + first) % int(runner.model_config.vocab_size)
 
 
 def trial_forward(runner: ModelRunner, batch: ForwardBatch) -> RunnerOutput:
-    """The forward pass of a `batch` of `trial_batch`."""
+    """Run the forward pass of a batch of `trial_batch`."""
     from sglang.srt.environ import envs
 
-    # NOTE: the scheduler waits for the event that its own last pass left here, and for the whole stream where that pass
-    # left none. An event of this pass would let the scheduler write tables that a pass of its own still reads.
+    # NOTE: the scheduler waits for the event of its own last pass here, or for the whole stream without an event. An
+    # event of this pass would let the scheduler write tables that its own pass still reads.
     event = runner.shared_read_done_event
     try:
-        # The runner's static input buffers are sized for the requests that may run, not for these sequences.
+        # The runner's static input buffers are sized for running requests, not for these sequences.
         with envs.SGLANG_EAGER_INPUT_NO_COPY.override(True):
             return runner.forward(batch)
     finally:
@@ -46,13 +46,13 @@ def trial_logits(runner: ModelRunner, batch: ForwardBatch) -> torch.Tensor:
     """The last token's logits of each sequence of a `trial_batch`, `[num_sequences, vocab_size]` float32.
 
     Raises:
-        ContractError: SGLang gave logits for another number of sequences.
+        ContractError: SGLang returned logits for another number of sequences.
     """
     logits: torch.Tensor = trial_forward(runner, batch).logits_output.next_token_logits
     if len(logits) != batch.batch_size:
         raise ContractError(
-            f"a batch of {batch.batch_size} requests gave {len(logits)} rows of logits: SGLang does not see it request "
-            "by request; serve without --radix-cache-backend pic."
+            f"a batch of {batch.batch_size} requests gave {len(logits)} rows of logits: SGLang must give one row per "
+            "request; start without --radix-cache-backend pic."
         )
     # NOTE: copied, because SGLang's captured graphs share one buffer, and the next pass overwrites the logits in it.
     return logits.to(torch.float32, copy=True)
@@ -68,19 +68,17 @@ def trial_batch(
     prefix_len: int = 0,
     lora_id: str | None = None,
 ) -> ForwardBatch:
-    """A batch of sequences of `lens` new tokens, each behind `prefix_len` tokens that are there already.
-
-    The host does not wait for the device.
+    """A batch of sequences of `lens` new tokens, each after `prefix_len` computed tokens; does not block the host.
 
     Args:
         runner: SGLang's model runner.
         lens: tokens of each sequence.
         first_position: the position of every sequence's first new token; attention does not depend on it.
-        input_ids: `[sum(lens)]` int64; token 0 everywhere by default.
-        slots: `[sum(lens)]` int64, where the rows are written; the padding slot by default. Attention reads the slots
-            that `PADDING_ROW` names, so a caller that passes slots must have written them there.
-        prefix_len: tokens whose rows are in the slots that `PADDING_ROW` begins with.
-        lora_id: an adapter that is on the device; the model's own weights alone by default.
+        input_ids: `[sum(lens)]` int64; zeros by default.
+        slots: `[sum(lens)]` int64, the slots to write; the padding slot by default. Attention reads the slots in
+            `PADDING_ROW`, so the caller must have written them there.
+        prefix_len: tokens whose rows are in the first slots of `PADDING_ROW`.
+        lora_id: an adapter that is on the device; none by default.
 
     Returns:
         The batch, for one `trial_forward` before another batch is made.
@@ -119,10 +117,10 @@ def trial_batch(
 
 
 def _prepare(runner: ModelRunner, batch: Any, lora_id: str | None) -> None:
-    """What SGLang does to a batch between making it and running it."""
+    """SGLang's preparations of a batch before its pass."""
     from sglang.srt.model_executor import forward_batch_info as info
 
-    # Adapters are applied by what was prepared last, which may be for the batch before.
+    # SGLang applies the adapters that were prepared last.
     if runner.lora_manager is not None:
         batch.lora_ids = [lora_id] * batch.batch_size
         runner.lora_manager.prepare_lora_batch(batch)

@@ -1,4 +1,4 @@
-"""Passes without a request where ranks gather their tokens (DP attention): every rank runs the same ones together."""
+"""Passes without a request under DP attention, where ranks gather tokens: every rank runs the same pass together."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from sglang_pic.adapter.sglang.seams import ForwardBatch
 
 
 def gathers() -> bool:
-    """Whether ranks tell each other how many tokens each of them computes, before every pass."""
+    """Whether ranks exchange how many tokens each of them computes, before every pass."""
     from sglang.srt.utils.common import require_mlp_sync
 
     return bool(require_mlp_sync())
 
 
 def set_token_counts(forward_batch: ForwardBatch, num_tokens: int) -> None:
-    """Note on a batch made by hand that every rank computes `num_tokens` tokens; nothing where ranks gather none.
-
-    SGLang's own batches bring what their ranks told each other.
-    """
+    """Set on a batch made by hand that every rank computes `num_tokens` tokens; does nothing unless ranks gather."""
     if not gathers():
         return
     from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
@@ -38,6 +35,6 @@ def set_token_counts(forward_batch: ForwardBatch, num_tokens: int) -> None:
     # The logits are those of each sequence's last token.
     batch.global_num_tokens_for_logprob_cpu, batch.global_num_tokens_for_logprob_gpu = alike(batch.batch_size)
     batch.is_extend_in_batch = True
-    # As ranks vote whose graphs can take a pass; whether they can take this one SGLang asks again.
+    # As if every rank had voted for its graph; SGLang checks again whether a graph can take this pass.
     graphs = (Backend.BREAKABLE, Backend.FULL)
     batch.can_run_dp_prefill_cuda_graph = any(check_cuda_graph_backend(Phase.PREFILL, graph) for graph in graphs)

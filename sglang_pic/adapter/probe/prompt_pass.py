@@ -1,7 +1,7 @@
-"""The computation of a prompt, a step of few tokens at a time.
+"""Computes a prompt in steps of few tokens.
 
-Rows are read through the padding row of the request pool. Their slots are borrowed: they belong to no
-namespace, the tree never sees them, and they go back when the last logits are there.
+Rows are read through the padding row of the request pool. Their slots are borrowed from the pool: they are in no
+namespace and never in the tree, and are returned when the last logits are computed.
 
     slots of one prompt
     [0, done)      computed by earlier steps
@@ -24,19 +24,19 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logi
 from sglang_pic.adapter.sglang.seams import Allocator, ModelRunner, Tree
 
 STEP_TOKENS = 256
-"""Most tokens that an arriving request waits for: about the smallest batch that keeps a GPU busy."""
+"""Tokens of a step, for which an arriving request may wait: about the smallest batch that keeps a GPU busy."""
 
-# A prompt takes at most one fourth of the pool, because room is made by evicting rows that requests may reuse.
+# A prompt takes at most a fourth of the pool, because slots are freed by evicting rows that requests may reuse.
 _LARGEST_PART = 4
 
 
 class PromptPass:
-    """One prompt on its way through the model.
+    """The computation of one prompt.
 
     Args:
         runner: SGLang's model runner.
         tokens: `[prompt_len]` int64, on the CPU.
-        slots: `[prompt_len]` or longer, as `take_slots` gave them; the caller gives them back.
+        slots: `[prompt_len]` or longer, from `take_slots`; the caller frees them.
         lora_id: the prompt's LoRA adapter, which must be on the device at every step.
     """
 
@@ -48,10 +48,7 @@ class PromptPass:
         self.logits = torch.empty(0)  # of the last token that was computed
 
     def step(self) -> int:
-        """Compute the next tokens on the current stream, SGLang's forward stream, and return their number.
-
-        The host does not wait for the device.
-        """
+        """Queue the next tokens on the current stream, SGLang's forward stream; returns their number."""
         start, end = self._num_done, min(self._num_done + STEP_TOKENS, len(self._tokens))
         row = self._runner.req_to_token_pool.req_to_token[PADDING_ROW]
         row[:end] = self.slots[:end].to(row.dtype)
@@ -79,7 +76,7 @@ class PromptPass:
 
 
 def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
-    """Whether a prompt takes too much of the pool to be computed in borrowed slots."""
+    """Whether a prompt needs more than a fourth of the pool."""
     return _LARGEST_PART * whole_pages(num_tokens, allocator.page_size) > allocator.size
 
 
@@ -95,17 +92,17 @@ def take_slots(tree: Tree, num_tokens: int) -> torch.Tensor | None:
 
 def has_adapter(manager: Any, lora_id: str) -> bool:
     """Whether an adapter is on the device; an adapter that SGLang evicted is not loaded again."""
-    # NOTE: an adapter that loads beside the forward pass arrives in another round on each rank.
+    # NOTE: an adapter that loads beside forward passes arrives in a different round on each rank.
     return not get_lora().enable_lora_overlap_loading and lora_id in manager.memory_pool.uid_to_buffer_id
 
 
 def alloc_anew(tree: Tree, num_tokens: int) -> torch.Tensor | None:
-    """Slots for whole pages of tokens that stand behind none; `None` where there are not enough."""
+    """Slots for whole pages, without a prefix; `None` if there are not enough."""
     allocator: Any = tree.token_to_kv_pool_allocator
     if not tree.supports_swa() or allocator.page_size == 1:
         slots: torch.Tensor | None = allocator.alloc(num_tokens)
         return slots
-    # With pages SGLang has no `alloc` for two pools: as for a request of its own.
+    # With pages SGLang has no `alloc` for two pools: allocate as for a request.
     start, end = (torch.tensor([length], dtype=torch.int64) for length in (0, num_tokens))
     there = to_device([0, num_tokens, -1], allocator.device).split(1)
     slots = allocator.alloc_extend(there[0], start, there[1], end, there[2], num_tokens)
@@ -113,7 +110,7 @@ def alloc_anew(tree: Tree, num_tokens: int) -> torch.Tensor | None:
 
 
 def _least_room(tree: Tree) -> int:
-    """Slots that every pool has free or can get from the tree."""
+    """Slots that every pool has free or can evict."""
     allocator: Any = tree.token_to_kv_pool_allocator
     if not tree.supports_swa():
         return int(allocator.available_size()) + tree.evictable_size()

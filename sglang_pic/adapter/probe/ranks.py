@@ -1,8 +1,7 @@
-"""What tensor-parallel ranks exchange before they go on: the largest of their numbers, and digests of what they read.
+"""Collectives of tensor-parallel ranks on the CPU group: the largest of their numbers, and digests of their inputs.
 
-Every rank plans for itself, and ranks with different plans would run forward passes that do not match. With DP
-attention that holds of the ranks that serve the same requests; while the server starts all ranks run the same passes.
-All collectives run on the CPU group.
+Every rank makes its own plans, and ranks with different plans would run forward passes that do not match. With DP
+attention only the ranks that serve the same requests must agree; during start-up all ranks run the same passes.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:
     """Check that every rank read the same; all ranks must call this together, with the same names in the same order.
 
     Args:
-        read: what this rank read, by the name that an error gives it.
+        read: this rank's contents by name.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
 
     Raises:
-        UnsupportedError: on every rank, in the same words.
+        UnsupportedError: contents differ; raised on every rank, with one message.
     """
     if tp_group is None or tp_group.world_size == 1:
         return
@@ -48,13 +47,13 @@ def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:
         if odd:
             raise UnsupportedError(
                 f"tensor-parallel ranks {odd} and rank 0 read different {name}, and would plan differently: give every "
-                "rank the same SGLANG_PIC_CONFIG and the same tokenizer files (--tokenizer-path); a warning above says "
-                "so where a rank could read no tokenizer."
+                "rank the same SGLANG_PIC_CONFIG and the same tokenizer files (--tokenizer-path); if a rank could read "
+                "no tokenizer, a warning above says so."
             )
 
 
 def all_digests(content: bytes, tp_group: TpGroup | None) -> list[int]:
-    """A digest of what each rank has; all ranks must call this together."""
+    """A digest of each rank's `content`; all ranks must call this together."""
     if tp_group is None or tp_group.world_size == 1:
         return [_digest(content)]
     return [digest for (digest,) in _gather([_digest(content)], tp_group)]
@@ -68,10 +67,10 @@ def _gather(values: list[int], tp_group: TpGroup) -> list[list[int]]:
 
 
 class FaultGroup:
-    """Ranks that tell each other of faults, over a process group of their own: nothing else can be mistaken for it.
+    """Ranks that exchange faults, over a process group of their own.
 
-    All ranks of the server must make it together. `size` ranks in a row serve the same requests, by default all.
-    `timeout_s` is how long a rank waits for the others to have the same fault; they are within one pass of each other.
+    All ranks of the server must make it together. `size` consecutive ranks serve the same requests, by default all. A
+    rank waits `timeout_s` for the others to have the same fault; they are within one pass of each other.
     """
 
     def __init__(self, size: int | None = None, *, timeout_s: float = 60.0) -> None:
@@ -81,7 +80,7 @@ class FaultGroup:
         )
 
     def check(self, fault: str) -> None:
-        """Go on where every rank has the fault that this one has.
+        """Return if every rank has the same fault as this one.
 
         Raises:
             ContractError: another rank has another fault, or none; the server must end.
@@ -115,7 +114,7 @@ def serving_group(tp_group: TpGroup | None) -> TpGroup | None:
 def _not_alike(fault: str) -> str:
     return (
         f"tensor-parallel rank {torch.distributed.get_rank()} had the fault '{fault}' and another rank had not: this "
-        "rank would compute what the others splice, so the server ends. The log above has the fault."
+        "rank would compute rows that the others splice, so the server ends. The log above has the fault."
     )
 
 

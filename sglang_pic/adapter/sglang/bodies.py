@@ -1,8 +1,8 @@
 """Digests of the functions of SGLang that the adapter relies on, by the versions that it was tested with.
 
-The contract checks a function's name and parts; the digest tells whether it is the function that was tested.
-Formatting, comments and docstrings do not count. An unknown digest stops nothing: the checks of the live model decide,
-and the log names the function.
+The contract checks a function's name and parts; an equal digest shows that its body was tested. Formatting, comments
+and docstrings do not count. An unknown digest is logged and does not stop the server: the checks of the live model
+decide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADER: Final = """\
 
 
 def read_table(file: Path) -> dict[str, dict[str, tuple[str, ...]]]:
-    """By path, each tested digest with the versions of SGLang that it was found in."""
+    """For each path, the tested digests with the versions of SGLang that have them."""
     table = tomllib.loads(file.read_text(encoding="utf8"))
     return {path: {found: tuple(versions) for found, versions in digests.items()} for path, digests in table.items()}
 
@@ -48,8 +48,8 @@ def add_version(paths: Iterable[str], version: str, *, lacking: Collection[str] 
     """Write the table again with the digests of `paths` in the installed SGLang.
 
     Args:
-        paths: all that the table has.
-        version: of the installed SGLang.
+        paths: all paths of the table.
+        version: the installed SGLang's.
         lacking: those of `paths` that no server relies on with this version.
 
     Returns:
@@ -72,9 +72,9 @@ def _entries(digests: Mapping[str, list[str]]) -> list[str]:
 
 
 def digest(node: ast.AST) -> str:
-    """What a definition does, in 12 hexadecimal digits: its syntax tree without docstrings.
+    """The digest of a definition's syntax tree without docstrings, 12 hexadecimal digits.
 
-    The same for every version of Python that parses the source, as fields that are empty do not count.
+    Empty fields do not count, so it is the same with every version of Python.
     """
     return hashlib.sha256(_shape(node).encode()).hexdigest()[:12]
 

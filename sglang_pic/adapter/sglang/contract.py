@@ -1,11 +1,11 @@
 """Checks every symbol of SGLang that this adapter relies on, before anything is registered.
 
-`contract.toml` names the functions and classes, their parameters and words that their source must hold; symbols that
-only some servers rely on stand in a table for each feature. `seams.py` names the members of SGLang's objects that our
-code reads and writes, as types for mypy; the same names are looked up here in the installed SGLang.
+`contract.toml` names the functions and classes, their parameters and words that their source must contain, with a table
+for each feature of symbols that only some servers need. `seams.py` names the members of SGLang's objects that our code
+reads and writes, as types for mypy; they are looked up in the installed SGLang, too.
 
-SGLang swallows the exceptions of plugins, so a half-registered plugin would serve without its cache and say nothing; a
-missing or changed symbol must stop the server with one line instead.
+SGLang swallows the exceptions of plugins, so a half-registered plugin would silently serve without its cache. A missing
+or changed symbol stops the server with one line instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Symbol(NamedTuple):
     parameters: tuple[str, ...] = ()
     """Parameters that we pass or receive."""
     source_has: tuple[str, ...] = ()
-    """What its source must hold, for attributes which only instances have."""
+    """Words that its source must contain, for attributes that only instances have."""
     why: str = ""
 
 
@@ -49,10 +49,10 @@ _TABLES: Final = {
 }
 
 FRONT: Final = _TABLES["front"]
-"""What every process with the plugin relies on, whatever the server's backend."""
+"""Symbols that every process with the plugin needs, with any backend."""
 
 HTTP: Final = _TABLES["http"]
-"""What processes with an HTTP server rely on."""
+"""Symbols that processes with an HTTP server need."""
 
 
 def _of(seams: Mapping[type, str]) -> Iterator[Symbol]:
@@ -60,21 +60,21 @@ def _of(seams: Mapping[type, str]) -> Iterator[Symbol]:
 
 
 CONTRACT: Final = (*FRONT, *_TABLES["symbols"], *_of(SEAMS))
-"""What every server with the backend relies on."""
+"""Symbols that every server with the backend needs."""
 
 FEATURES: Final = {
     name: (*symbols, *_of(FEATURE_SEAMS.get(name, {})))
     for name, symbols in _TABLES.items()
     if name not in ("front", "http", "symbols")
 }
-"""By feature, what only servers with it rely on; `support.py` finds which those are."""
+"""Symbols by the feature that needs them; `support.py` says which servers have it."""
 
 BODIES: Final = tuple(symbol.path for symbols in _TABLES.values() for symbol in symbols)
 """The paths in the table of digests, beside `ATTENTION_BODIES`."""
 
 ATTENTION_BODIES: Final[dict[str, tuple[str, ...]]] = {name: tuple(paths) for name, paths in _FILE["attention"].items()}
-"""By attention backend, the functions that it was admitted for: they build its tables, and write rows before any is
-read. Our code does not use them, so the contract leaves them out; only their digests are kept."""
+"""The functions of each attention backend that were read before it was admitted: they build its tables, and write rows
+before they read any. Our code does not use them, so only their digests are checked."""
 
 
 def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--radix-cache-backend pic") -> list[str]:
@@ -82,7 +82,7 @@ def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--r
 
     Args:
         contract: the symbols.
-        without: the flag that the error tells the operator to leave out.
+        without: the flag that the error asks the operator to remove.
 
     Returns:
         The paths of symbols whose digests were not tested.
@@ -101,7 +101,7 @@ def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--r
                 )
         return bodies.changed_bodies(symbol.path for symbol in contract if symbol.path in BODIES)
     finally:
-        # Syntax trees of SGLang's largest files: needed once, and every process of a server would keep them.
+        # Free the syntax trees of SGLang's largest files.
         source.forget()
 
 
@@ -160,13 +160,13 @@ def _problem(symbol: Symbol) -> str | None:
 
 
 def _holds(source_text: str, word: str) -> bool:
-    # A name must be a whole word; any other text is looked for as it is.
+    # A name must be a whole word; other text may be anywhere.
     return re.search(rf"\b{word}\b", source_text) is not None if word.isidentifier() else word in source_text
 
 
 @functools.cache
 def installed_version() -> str:
-    """The version of the installed SGLang; read once, as a package's metadata are files."""
+    """The version of the installed SGLang, cached."""
     try:
         return version("sglang")
     except PackageNotFoundError:

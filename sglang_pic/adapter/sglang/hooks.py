@@ -1,4 +1,4 @@
-"""Hooks on functions of SGLang, and the proof that each one is in place."""
+"""Registers hooks on functions of SGLang, and checks that each one is applied."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Final
 from sglang_pic.errors import ContractError
 
 HOOKS: Final[Mapping[str, Mapping[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf8"))
-"""By our modules the functions of SGLang that they wrap, each with the moment."""
+"""For each of our modules, the functions of SGLang that it wraps, and `before`, `after` or `around`."""
 
 _registered: list[tuple[str, Callable[..., Any]]] = []
-"""What this process registered, `(target, function)`; as SGLang's own registry it only grows."""
+"""The hooks of this process, `(target, function)`; like SGLang's own registry it only grows."""
 
 
 def hook(owner: str, name: str, function: Callable[..., Any]) -> None:
-    """Register a hook of `hooks.toml`; SGLang wraps the target when all plugins have run, or when its registry is
-    applied again. `before` and `after` are called as `function(*args)` and `function(result, *args)`, where an answer
-    other than `None` replaces the result; `around` as `function(original, *args)`.
+    """Register a hook of `hooks.toml`; SGLang applies it when all plugins have run, or when its registry is applied.
 
     Args:
-        owner: the `__name__` of the module that the table has the hook under.
-        name: the end of the target's path, which is the only one of the owner's that ends so; nothing is imported.
+        owner: the `__name__` of the module under which the table lists the hook.
+        name: the end of the target's path, unique among the owner's.
+        function: `before` is called as `function(*args)`; `after` as `function(result, *args)`, and may return another
+            result or None; `around` as `function(original, *args)`.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -34,28 +34,28 @@ def hook(owner: str, name: str, function: Callable[..., Any]) -> None:
 
 
 def listed(owner: str, name: str) -> tuple[str, str]:
-    """The path and the moment that the table has for a hook."""
+    """The target's path and `before`, `after` or `around`, of a hook in the table."""
     rows = HOOKS[owner.removeprefix("sglang_pic.adapter.")].items()
     (found,) = ((path, when) for path, when in rows if f".{path}".endswith(f".{name}"))
     return found
 
 
 def apply_hooks() -> None:
-    """Have SGLang wrap every target, and prove that each hook of this process is in place.
+    """Have SGLang wrap every target, and check that each hook of this process is applied.
 
     Raises:
-        ContractError: naming the targets that do not call their hooks.
+        ContractError: it names the targets that do not call their hooks.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    # NOTE: SGLang logs what goes wrong with a target and goes on, and passes over targets that it wrapped before.
+    # NOTE: SGLang only logs a hook that it cannot apply, and skips targets that it wrapped before.
     HookRegistry.apply_hooks()
     missing = sorted({target for target, function in _registered if not _calls(target, function)})
     if missing:
         raise ContractError(
-            f"{', '.join(missing)}: not hooked, so requests would be served wrongly. Either another plugin hooked it "
-            "first (SGLang hooks a function once), or the log above says what failed. Start without that plugin, or "
-            "without --radix-cache-backend pic."
+            f"{', '.join(missing)}: not hooked, so requests would be served wrongly. Another plugin may have hooked it "
+            "first (SGLang hooks a function once); otherwise see the log above. Start without that plugin, or without "
+            "--radix-cache-backend pic."
         )
 
 
@@ -66,7 +66,7 @@ def _calls(target: str, function: Callable[..., Any]) -> bool:
     except (ImportError, AttributeError):
         return False
     while found is not None:
-        # SGLang's wrapper of a target closes over its hook and names what it wraps.
+        # SGLang's wrapper of a target has its hook in its closure, and the wrapped function in `__wrapped__`.
         if any(cell.cell_contents is function for cell in getattr(found, "__closure__", None) or ()):
             return True
         found = getattr(found, "__wrapped__", None)

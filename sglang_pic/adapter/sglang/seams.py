@@ -1,8 +1,8 @@
 """The members of SGLang's objects that this adapter reads and writes, as types.
 
-SGLang is untyped to our type checker, so each protocol lists exactly the members that our code touches. `contract.py`
-looks every one of them up in the installed SGLang at start-up, in the class that `SEAMS` names, beside the functions of
-its own table. Lengths and positions are in tokens; tensors are on the model's device unless their name ends in `_cpu`.
+SGLang is untyped to our type checker, so each protocol lists exactly the members that our code uses. At start-up
+`contract.py` looks them up in the installed SGLang, in the class that `SEAMS` names. Lengths and positions are in
+tokens; tensors are on the model's device unless their name ends in `_cpu`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Req(Protocol):
     """`schedule_batch.Req`: one request in the scheduler."""
 
     rid: str
-    cache_request_handle: Any  # what HiCache knows it by
+    cache_request_handle: Any  # its identity in HiCache
     sampling_params: Any  # `custom_params`, the client's dict, has our options under the key "pic"
     pic: Any  # ours: `serve.state.RequestState`, set when the request is built
 
@@ -29,20 +29,20 @@ class Req(Protocol):
     cache_salt: str | None
     lora_id: str | None
 
-    # What may name its session.
+    # May name its session.
     session_id: str | None
     routing_key: str | None
 
     origin_input_ids: array[int]  # the prompt, int64
     full_untruncated_fill_ids: array[int]  # to be prefilled: the prompt, after a retraction the answer so far too
     output_ids: Sequence[int]
-    prefix_len: int  # tokens whose rows are there: the exact prefix hit, and the chunks prefilled so far
-    extend_end: int  # where the chunk that was admitted last ends
+    prefix_len: int  # tokens that have rows: the exact prefix hit, and the chunks prefilled so far
+    extend_end: int  # end of the last admitted chunk
     kv: Any  # `req_pool_idx`: its row in the request pool
     finished_reason: object | None
     retracted_stain: bool  # it was retracted once: its tokens have been counted
 
-    # What decides whether its rows can be reused.
+    # Decide whether its rows can be reused.
     return_logprob: bool
     logprob_start_len: int  # first prompt position whose logprob is wanted, or -1
     return_hidden_states: bool | str
@@ -51,14 +51,14 @@ class Req(Protocol):
     multimodal_inputs: MediaInputs | None
     multi_item_delimiter_indices: object | None
     token_indices_to_pool: object | None
-    session: Any | None  # `streaming`: the session keeps one row for all its turns
+    session: Any | None  # `streaming`: the session keeps its rows over all turns
 
     # Tokens that were not computed, for the client.
     cached_tokens: int
     cached_tokens_host: int
     cached_tokens_storage: int
 
-    host_hit_length: int  # tokens behind `prefix_len` that HiCache has on the host
+    host_hit_length: int  # tokens after `prefix_len` that HiCache has on the host
 
 
 class MediaItem(Protocol):
@@ -80,7 +80,7 @@ class MediaInputs(Protocol):
 
 
 class ScheduleBatch(Protocol):
-    """`schedule_batch.ScheduleBatch`: what the scheduler runs next; lists go by request."""
+    """`schedule_batch.ScheduleBatch`: the scheduler's next batch; lists are by request."""
 
     forward_mode: Any  # `is_extend_without_speculative()` and `is_extend()`, as a mixed batch is too
     reqs: Sequence[Req]
@@ -92,7 +92,7 @@ class ScheduleBatch(Protocol):
 
 
 class ForwardBatch(Protocol):
-    """`forward_batch_info.ForwardBatch`: what the model computes."""
+    """`forward_batch_info.ForwardBatch`: the model's input."""
 
     batch_size: int
     input_ids: torch.Tensor  # `[num_tokens]`, as are positions and out_cache_loc
@@ -102,7 +102,7 @@ class ForwardBatch(Protocol):
     req_pool_indices_cpu: torch.Tensor | None
     seq_lens: torch.Tensor  # `[batch_size]`: each sequence with its prefix
     orig_seq_lens: torch.Tensor | None
-    extend_seq_lens: torch.Tensor  # `[batch_size]`, int32: what is computed of each sequence
+    extend_seq_lens: torch.Tensor  # `[batch_size]`, int32: computed tokens of each sequence
     extend_seq_lens_cpu: list[int]
     extend_logprob_start_lens_cpu: list[int]
     rids: list[str] | None
@@ -115,7 +115,7 @@ class ForwardBatch(Protocol):
 
 
 class RunnerOutput(Protocol):
-    """What `ModelRunner.forward` returns."""
+    """The result of `ModelRunner.forward`."""
 
     logits_output: Any  # `next_token_logits`: `[batch_size, vocab_size]` or None; sampling changes them in place
 
@@ -145,7 +145,7 @@ class ModelRunner(Protocol):
     attn_backend: Any
     prefill_attention_backend_str: str
     use_mla_backend: bool
-    prefill_aware_swa: bool  # decoding sees all of the prompt and a window of the answer
+    prefill_aware_swa: bool  # decoding attends to the whole prompt and a window of the answer
     prefill_cuda_graph_runner: object | None  # `prefill_backend_name`, `max_bs`; None: prefill is computed eagerly
     shared_read_done_event: object | None
     forward_stream: Any
@@ -167,7 +167,7 @@ class Allocator(Protocol):
 
 
 class Tree(Protocol):
-    """`UnifiedRadixCache`: whose slots are taken, and whose rows are looked up and locked."""
+    """`UnifiedRadixCache`: the radix tree."""
 
     token_to_kv_pool_allocator: Allocator
     page_size: int
@@ -209,7 +209,7 @@ class Tree(Protocol):
 class WindowTree(Tree, Protocol):
     """A tree of a server with windows in a pool of their own."""
 
-    swa_retain_window: int | None  # tokens that the tree takes for a window
+    swa_retain_window: int | None  # tokens of a window in the tree
 
 
 class Scheduler(Protocol):
@@ -233,14 +233,14 @@ class TpGroup(Protocol):
 
     world_size: int
     rank_in_group: int
-    cpu_group: Any  # what `torch.distributed` takes as `group`
+    cpu_group: Any  # `group` of `torch.distributed`
 
 
 class BuildContext(Protocol):
-    """`TreeCacheBuildContext`: what SGLang hands to the factory of a cache."""
+    """`TreeCacheBuildContext`: the argument of a cache's factory."""
 
     server_args: Any
-    # `page_size`; `is_eagle`: the tree names a row by its token and the next one; with HiCache and a draft
+    # `page_size`; `is_eagle`: the tree identifies a row by its token and the next one; with HiCache and a draft
     # `mtp_draft_device_pools`, `sidecar_draft_device_pools`
     params: Any
     tp_worker: Any  # `model_runner`
@@ -268,7 +268,7 @@ SEAMS: Final[dict[type, str]] = {
     Scheduler: f"{_SRT}.managers.scheduler.Scheduler",
     TpGroup: f"{_SRT}.distributed.parallel_state.GroupCoordinator",
 }
-"""The class of SGLang that each protocol stands for."""
+"""The class of SGLang that each protocol describes."""
 FEATURE_SEAMS: Final[dict[str, dict[type, str]]] = {
     "images": {
         MediaItem: f"{_SRT}.managers.schedule_batch.MultimodalDataItem",
@@ -276,9 +276,9 @@ FEATURE_SEAMS: Final[dict[str, dict[type, str]]] = {
     },
     "windows": {WindowTree: f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache"},
 }
-"""The same, by the feature of a server without which nothing reads them."""
+"""The same for features: only servers with the feature use these classes."""
 
 
 def members(seam: type) -> tuple[str, ...]:
-    """The names that a protocol lists, less what is ours."""
+    """The names that a protocol lists, without our own."""
     return tuple(name for name in (*seam.__annotations__, *vars(seam)) if not name.startswith("_") and name != "pic")

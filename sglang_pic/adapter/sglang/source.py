@@ -1,7 +1,4 @@
-"""Reads the installed SGLang's source as syntax trees, without importing the modules it is in.
-
-NOTE: importing every module that the adapter relies on would add seconds to each process of a server.
-"""
+"""Reads the installed SGLang's source as syntax trees, without importing its modules, which would take seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 
 
 def find(path: str) -> tuple[ast.AST, str] | None:
-    """The definition of a dotted path and its source; None where there is none."""
+    """The definition of a dotted path and its source; None if there is none."""
     parts = path.split(".")
     for split in range(len(parts) - 1, 1, -1):
         module = _parse(".".join(parts[:split]))
@@ -41,7 +38,7 @@ def member_of(node: ast.AST, name: str) -> ast.AST | None:
 
 
 def parameters_of(node: ast.AST) -> set[str]:
-    """Parameters of a function, or the fields of a class that is made from its annotations."""
+    """The parameters of a function or of a class's `__init__`, or the fields of a class without one."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         arguments = node.args
         return {arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
@@ -53,7 +50,7 @@ def parameters_of(node: ast.AST) -> set[str]:
 
 
 def forget() -> None:
-    """Drop the syntax trees that were read: every process of a server would keep them."""
+    """Free the syntax trees that were read."""
     _parse.cache_clear()
 
 

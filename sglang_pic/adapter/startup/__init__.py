@@ -1,1 +1,1 @@
-"""What the server measures and checks on the live model before its first request."""
+"""Measurements and checks of the live model before the first request."""

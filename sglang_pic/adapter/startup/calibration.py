@@ -1,8 +1,7 @@
-"""The cost gate, learnt at start-up: what computing and splicing cost on this machine and model.
+"""Measures the costs of computing and splicing at start-up, for the cost gate.
 
-Three kinds of pass are timed on the live model before the first request: prefills from 16 tokens up to as many as one
-pass of the server may have, as requests without splices run; gap batches with little and with much before the gaps, on
-the way that spliced requests take; and the work of a splice around its pass.
+Timed on the live model: prefills from 16 tokens up to the largest pass of the server; gap batches with short and with
+long contexts, run as for spliced requests; and the host's work around such a pass.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sglang_pic.runtime.splice import Splicer
 _RUN = 8
 """Tokens of a run between two gaps."""
 _MOST_TOKENS = FEW_TOKENS + _RUN * (SEQUENCES - 1)
-"""Of a gap batch and its runs."""
+"""Tokens of a gap batch and its runs."""
 _REPEATS = 5
 _FETCHED_ROWS = 2_048
 _NOBODY = Path("calibration", [np.zeros(1, np.int32)])
@@ -46,13 +45,13 @@ def calibrate(
     tp_group: TpGroup | None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
-    """Measure the costs on `runner`; all ranks of `tp_group` must call it together.
+    """Measure the costs on `runner` in a second or two; all ranks of `tp_group` must call it together.
 
-    A second or two. The pool must hold nobody's rows yet, and is left empty.
+    The pool must have no rows yet, and is left empty.
 
     Args:
         runner: SGLang's model runner, the forward hooks applied.
-        splicer: the one that the forward hooks use.
+        splicer: the forward hooks' splicer.
         max_sequences: most sequences of one batch, 2 or more.
         max_keys: most keys of all sequences of one batch, each as long as the longest.
         max_tokens: most tokens of one prefill pass.
@@ -78,7 +77,7 @@ def calibrate(
 def calibrate_fetch(
     splicer: Splicer, num_host_slots: int, tp_group: TpGroup | None, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Microseconds that a row takes from the host, on the slowest rank; host and pool must hold nobody's rows yet."""
+    """Microseconds to copy a row from the host, on the slowest rank; host and pool must have no rows yet."""
     view = splicer.view
     num_rows = min(_FETCHED_ROWS, num_host_slots, view.num_slots - view.page_size)
     host_slots = torch.arange(num_rows, dtype=torch.int64)
@@ -98,21 +97,21 @@ class _Stopwatch:
     clock: Callable[[], float]
 
     def prefill(self, num_tokens: int) -> Timing:
-        """As requests without splices run it."""
+        """Run as for requests without splices."""
         input_ids = different_tokens(self.runner, num_tokens, self.splicer.view.device)
         return self._time(
             lambda: trial_forward(self.runner, trial_batch(self.runner, [num_tokens], input_ids=input_ids))
         )
 
     def splice(self, num_rows: int) -> Timing:
-        """Rows that are nobody's yet; slot 0 is the padding slot."""
+        """Copies free slots; slot 0 is the padding slot."""
         src = torch.arange(1, num_rows + 1, dtype=torch.int64, device=self.splicer.view.device)
         dst, shifts = src + num_rows, torch.full_like(src, 7)
         with map_windows(self.splicer.view, torch.cat((src, dst))):
             return self._time(lambda: self.splicer.splice(src, dst, shifts))
 
     def gaps(self, num_gaps: int, context_len: int) -> GapTimings:
-        """On the way of spliced requests; both passes splice as many rows, and the context's are whatever is there."""
+        """Run as for spliced requests; both passes splice as many rows, and read arbitrary rows as their context."""
         num_runs = num_gaps - 1
         total = FEW_TOKENS + _RUN * num_runs
         end = context_len + total
@@ -125,14 +124,14 @@ class _Stopwatch:
             return GapTimings(self._time(lambda: compute(one)), self._time(lambda: compute(many)), around)
 
     def gap(self, num_tokens: int) -> Timing:
-        """On the way of spliced requests."""
+        """Run as for spliced requests."""
         plan = Plan(prefix_len=0, end=_RUN + num_tokens, runs=(_run(0, _RUN),))
         with self._passes(0, plan.end) as (compute, _):
             return self._time(lambda: compute(plan))
 
     @contextmanager
     def _passes(self, context_len: int, total: int) -> Iterator[tuple[Callable[[Plan], None], Callable[[Plan], None]]]:
-        """What computes a plan of `total` tokens after a context, and what does all of it but the pass."""
+        """Two functions of a plan of `total` tokens after a context: one executes it, one does all but the pass."""
         end = context_len + total
         row = self.runner.req_to_token_pool.req_to_token[PADDING_ROW]
         input_ids = different_tokens(self.runner, total, self.splicer.view.device)

@@ -1,4 +1,4 @@
-"""Compares certificates with the server before its first request, and settles what preset `"certified"` stands for."""
+"""Compares certificates with the server before its first request, and resolves the preset `"certified"`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _ON_SPLIT_SERVERS = "prefill and decode servers must have one preset, and may fi
 def certify(
     ctx: BuildContext, config: PicConfig, splicer: Splicer, labels: Mapping[str, str] | None
 ) -> tuple[PicConfig, Checked | None]:
-    """Settle the preset, and say in the log, on one rank, and in a metric whether a certificate fits.
+    """Resolve the preset; logs on one rank, and exports, whether a certificate fits.
 
     All ranks must call this together, with equal configurations.
 
     Args:
-        labels: as `Series` takes them.
+        labels: as for `Series`.
 
     Returns:
-        The configuration to serve, and what `/server_info` shows; None where no certificate was asked for.
+        The configuration to serve, and the part of `/server_info`; None if no certificate was configured.
 
     Raises:
         UnsupportedError: ranks found different certificates.
@@ -62,7 +62,7 @@ def certify(
 
 
 def settle(config: PicConfig, here: Served, disaggregation: str) -> tuple[PicConfig, Checked | None]:
-    """The configuration with the preset that `"certified"` stands for, and what is to be said of the certificate.
+    """The configuration with the preset of the certificate that fits, and the result for log and `/server_info`.
 
     Args:
         here: the server, with the settings of `config`.

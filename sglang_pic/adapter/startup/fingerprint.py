@@ -1,4 +1,4 @@
-"""The fingerprint of a server's rows: servers with the same one compute the same rows for the same text."""
+"""The fingerprint of a server's rows: servers with equal fingerprints compute equal rows for equal text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SAMPLES = 64
 def read_fingerprint(
     runner: ModelRunner, splicer: Splicer, host_pool: Any, config: CoreConfig, tp_group: TpGroup | None
 ) -> bytes:
-    """Digest of what rows and their finding depend on beside tokens; all ranks must call this together.
+    """Digest of everything beside tokens that rows and chunks depend on; all ranks must call this together.
 
-    Covers every rank's weights (`_SAMPLES` elements of each parameter, 10 ms for a thousand of them), rotations, pool
-    and its host's layout, and how text is cut. Cost: a copy from the device for each parameter.
+    Covers every rank's weights (`_SAMPLES` elements of each parameter, 10 ms for a thousand of them), rotations, the
+    layout of pool and host pool, and chunk sizes. Cost: a copy from the device for each parameter.
     """
     view, geometry = splicer.view, splicer.geometry
     mine = _hash_weights(runner)
@@ -48,7 +48,7 @@ def _hash_weights(runner: ModelRunner) -> hashlib._Hash:
 
 
 def _sample(values: torch.Tensor) -> bytes:
-    """The bytes of elements from all over a tensor, however it lies in memory."""
+    """The bytes of `_SAMPLES` evenly spaced elements of a tensor, whatever its strides."""
     if not values.numel():
         return b""
     if values.element_size() == 1:

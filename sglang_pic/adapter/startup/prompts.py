@@ -1,8 +1,8 @@
 """The built-in prompts of the start-up self-test, as token ids of the served model.
 
-Each text of `prompts.toml` becomes a prompt and two donors that hold its blocks. One donor is the prompt itself at
-another position: a splice of it must equal a full prefill, whatever the model is. The other donor has the blocks in
-another order behind another header: how far a splice of it is off shows whether the model takes splices.
+Each text of `prompts.toml` becomes a prompt and two donors with its blocks. One donor is the prompt itself at another
+position: a splice of it must equal a full prefill with any model. The other donor has the blocks in another order after
+another header: its error shows how well the model tolerates splices.
 
     prompt    [0, n)   header       | first block  | second block | question, answered by a block
     moved     [p, ...) header       | first block  | second block | question
@@ -24,13 +24,13 @@ from sglang_pic.core import Path, Plan, ReusePolicy, Run
 
 
 class Donor(NamedTuple):
-    """A sequence that holds blocks of a prompt."""
+    """A sequence with blocks of a prompt."""
 
     tokens: list[int]
     position: int
     """The position of its first token; there is nothing before it."""
     spans: tuple[tuple[int, int, int], ...]
-    """`(start, end, donor_start)` of each run: its span of the prompt, and where it begins in `tokens`."""
+    """`(start, end, donor_start)` of each run: its span of the prompt, and its start in `tokens`."""
 
     def plan(self, num_tokens: int, policy: ReusePolicy, *, max_gaps: int) -> Plan:
         """The plan of a server with this policy for a prompt of `num_tokens`; it may have no runs."""
@@ -48,7 +48,7 @@ class Donor(NamedTuple):
                         seam_len=min(policy.seam_tokens, skip),
                     )
                 )
-        # A gap goes before each run, and one behind the last.
+        # There is a gap before each run, and one after the last.
         return Plan(prefix_len=0, end=num_tokens, runs=tuple(runs[: max_gaps - 1]))
 
 
@@ -64,7 +64,7 @@ def built_in_prompts(tokenizer: Tokenizer | None, *, vocab_size: int, context_le
     """The prompts that fit the model's context.
 
     Args:
-        tokenizer: the served model's; `None` takes seeded token ids in place of the texts.
+        tokenizer: the served model's; `None` for seeded token ids instead of texts.
         vocab_size: ids of the model are in `[0, vocab_size)`.
         context_len: positions of the model are in `[0, context_len)`.
     """
@@ -74,7 +74,7 @@ def built_in_prompts(tokenizer: Tokenizer | None, *, vocab_size: int, context_le
 
 
 _Encode: TypeAlias = Callable[[str, int, bool], list[int]]
-"""`encode(text, length, begins)`: ids of a text, or `length` of them; `begins` puts BOS in front, if there is one."""
+"""`encode(text, length, begins)`: ids of a text, or `length` ids; with `begins` after BOS, if there is one."""
 
 
 def _seeded(vocab_size: int) -> _Encode:
@@ -89,7 +89,7 @@ def _encoder(tokenizer: Tokenizer) -> _Encode:
 def _assemble(text: _Text, encode: _Encode, context_len: int) -> SelfTestPrompt | None:
     header, other = (encode(t, _HEADER_LEN, True)[:_HEADER_LEN] for t in (text.header, text.other_header))
     first, second = (encode(t, _BLOCK_LEN, False)[:_BLOCK_LEN] for t in (text.first, text.second))
-    # The question asks at its end, so its beginning is cut.
+    # The end of the question matters, so its beginning is cut.
     question = encode(text.question, _QUESTION_LEN, False)[-_QUESTION_LEN:]
     tokens = [*header, *first, *second, *question]
     room = context_len - max(len(tokens), len(other) + len(first) + len(second))
@@ -125,5 +125,5 @@ def _texts() -> list[_Text]:
     return msgspec.toml.decode(content, type=dict[str, list[_Text]])["prompts"]
 
 
-# The text of a tokenizer with few merges is cut here, so that the test stays short; seeded texts are as long.
+# Texts are cut to these lengths, because a tokenizer with few merges gives many ids; seeded texts have them too.
 _HEADER_LEN, _BLOCK_LEN, _QUESTION_LEN = 64, 128, 48

@@ -1,10 +1,9 @@
 """Runs the live model for the start-up checks of rows (`runtime.checks`), before the first request.
 
-Moved rows are compared with computed ones, then a gap batch with a full prefill, on the way that requests take. No
-setting switches that off.
+It compares moved rows with computed ones, then a gap batch, executed as for requests, with a full prefill. No setting
+switches this off.
 
-NOTE: every tensor-parallel rank runs the same passes, because each pass is a collective, and gets the same verdict, so
-that no rank waits for one that stopped.
+NOTE: every tensor-parallel rank runs the same passes, because each pass is a collective, and gets the same verdict.
 """
 
 from __future__ import annotations
@@ -47,21 +46,20 @@ def check_rows(
 ) -> tuple[RowErrors, GapErrors]:
     """Compare moved rows with rows that the live model computes; all ranks of `tp_group` must call this together.
 
-    Less than a dozen passes over 32 tokens. The pool must hold nobody's rows yet, and is left empty.
+    Less than a dozen passes over 32 tokens. The pool must have no rows yet, and is left empty.
 
     Args:
         runner: SGLang's model runner, the forward hooks applied.
-        splicer: the one that the forward hooks use; moves rows of the runner's KV pool by the rotation read from its
-            model. It leaves the keys of layers alone that turn out to use no positions.
+        splicer: the forward hooks' splicer. Layers whose keys turn out not to depend on positions are no longer
+            rotated.
         max_sequences: most sequences of one batch, 2 or more.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
-        draft_input: of a draft model, which is run as SGLang runs it, what a prefill is given beside its tokens.
+        draft_input: for a draft model.
 
     Raises:
-        ContractError: the keys' rotation is not the one that was read from the model, or the forward pass does not
-            execute splices.
-        UnsupportedError: the rows depend on the position in another way, too, the attention backend does not read
-            spliced rows, or the pool is too small for the check.
+        ContractError: keys are not rotated as read from the model, or the forward pass does not execute splices.
+        UnsupportedError: rows depend on positions in another way too, the attention backend does not read spliced rows,
+            or the pool is too small.
     """
     view = splicer.view
     steps, longest = splicer.geometry.steps, splicer.geometry.max_shift
@@ -80,7 +78,7 @@ def check_rows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bench:
-    """The live model, the page-table row and the slots that may be written, and what is computed."""
+    """The live model, the page-table row and slots to write, and the tokens to compute."""
 
     runner: ModelRunner
     splicer: Splicer
@@ -98,7 +96,7 @@ class _Bench:
         return trial_logits(self.runner, batch).to(torch.float64)
 
     def measure_gap_batch(self, wrong: torch.Tensor, spans: tuple[tuple[int, int], ...], position: int) -> torch.Tensor:
-        """`measure_gaps` with `spans` spliced from the same tokens at `position`, and `wrong` ones given there."""
+        """`measure_gaps` with `spans` spliced from the same tokens at `position`; the pass gets `wrong` ones there."""
         view, (here, there, written) = self.splicer.view, self.slots
         given = self.tokens.clone()
         for start, end in spans:
@@ -107,7 +105,7 @@ class _Bench:
         self.compute(there, position)
         misled_logits = self._logits(self._batch(given, written, 0))
         misled = read_rows(view, written)
-        # NaN in every dtype, so that a row which neither the splice nor the pass writes shows in all that reads it.
+        # NaN in every dtype: a row that neither splice nor pass writes shows in all later rows.
         view.fill(written, 0xFF)
         donor = Path("row check", [np.zeros(position + _NUM_TOKENS, np.int32)])
         runs = tuple(
@@ -120,7 +118,7 @@ class _Bench:
         if self.draft_input is not None:
             self.splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
             info = batch.spec_info = self.draft_input(given)
-            # The target's own gap batch has none for the other tokens.
+            # The target's gap batch gives hidden states for computed tokens only.
             info.hidden_states = None if info.hidden_states is None else info.hidden_states[gap.kept]
         hand_over(batch, gap, of_draft=self.draft_input is not None)
         answers = GapRows(full, self._logits(batch), misled_logits)

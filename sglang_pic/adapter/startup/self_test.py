@@ -1,7 +1,7 @@
-"""Runs the start-up self-test: built-in prompts, spliced as requests are, against the same prompts computed in full.
+"""Runs the start-up self-test: compares spliced built-in prompts with the same prompts computed in full.
 
-A splice takes the way of a request (plan, gap batch, the hook on the runner's forward pass) with the splicer that will
-serve. So the test runs when the forward hooks are applied, and before the first request.
+A splice runs as for a request (plan, gap batch, the hook on the runner's forward pass), so the test runs after the
+forward hooks are applied, and before the first request.
 
 NOTE: every tensor-parallel rank runs the same passes, because each pass is a collective, and gets the same verdict.
 """
@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 def log_result(result: SelfTest, config: PicConfig) -> None:
-    """Log what the self-test found.
+    """Log the result of the self-test.
 
     Raises:
-        UnsupportedError: splices are not exact, or the model does not take splices and `config.self_test` is `refuse`.
+        UnsupportedError: splices are not exact, or a limit is exceeded and `config.self_test` is `refuse`.
     """
     if result.measured is not None:
         rows = {"moved": result.measured.moved, "reordered": result.measured.reordered, "naive": result.measured.naive}
@@ -73,12 +73,12 @@ def run_self_test(
 ) -> SelfTest:
     """Splice the built-in prompts on the live model and compare; all ranks of `tp_group` must call this together.
 
-    The pool must hold nobody's rows yet, and is left empty.
+    The pool must have no rows yet, and is left empty.
 
     Args:
         runner: SGLang's model runner, the forward hooks applied.
-        splicer: the one that the forward hooks use.
-        config: whether to test at all, the limits, and the sink and seam that requests get.
+        splicer: the forward hooks' splicer.
+        config: whether to test, the limits, and the sink and seam of requests.
         tokenizer: the served model's, or `None` for seeded token ids.
         max_gaps: most gaps of one request.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
@@ -97,7 +97,7 @@ def run_self_test(
         measured = _measure(prompts, runner, splicer, config, max_gaps)
     except (_SkippedError, PoolTooSmallError) as error:
         return SelfTest(verdict=Outcome.SKIPPED, reasons=(str(error),))
-    # Seeded ids are not text: how a model continues them in another context says nothing about its answers.
+    # Seeded ids are not text: their errors say nothing about answers.
     limits = None if tokenizer is None else OperatorLimits(config.self_test_kl_limit, config.self_test_key_limit)
     seconds = time.perf_counter() - started_at
     return judge_prompts(agree_on_largest(measured, tp_group), limits, dtype=splicer.view.dtype, seconds=seconds)
@@ -128,7 +128,7 @@ def _measure(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bench:
-    """The live model with the settings of a request and the slots that may be written."""
+    """The live model with the settings of a request and the slots to write."""
 
     runner: ModelRunner
     splicer: Splicer
@@ -140,7 +140,7 @@ class _Bench:
     spliced: torch.Tensor
 
     def try_prompt(self, prompt: SelfTestPrompt) -> torch.Tensor:
-        """`[4, 4]`: the measures moved, reordered, naive and in full elsewhere."""
+        """`[4, 4]`: the measures of the moved, reordered and unrotated splice, and of a full prefill elsewhere."""
         logits = self._forward(self._batch(prompt.tokens, self.full))
         logits_elsewhere = self._forward(self._batch(prompt.moved.tokens, self.donor, prompt.moved.position))
         elsewhere = measure_prompt(
@@ -152,15 +152,15 @@ class _Bench:
         return torch.stack((moved, reordered, naive, elsewhere))
 
     def _compare(self, prompt: SelfTestPrompt, donor: Donor, logits: torch.Tensor, *, rotate: bool) -> torch.Tensor:
-        """The measures of one splice from `donor`, whose rows are there."""
+        """The measures of one splice from `donor`, whose rows are computed."""
         plan = donor.plan(len(prompt.tokens), self.config.core, max_gaps=self.max_gaps)
         starts = [run.donor_start - donor.position for run in plan.runs]
         rows = [self.donor[start : start + run.num_tokens] for start, run in zip(starts, plan.runs, strict=True)]
         total = len(prompt.tokens)
-        # NaN in every dtype, so that a row which neither the splice nor the pass writes shows in all that reads it. Not
-        # beyond the prompt: kernels that read whole pages multiply what they find there by 0.
+        # NaN in every dtype: a row that neither the splice nor the pass writes shows in all later rows. Not beyond the
+        # prompt: kernels that read whole pages multiply the rest by 0.
         self.splicer.view.fill(self.spliced[:total], 0xFF)
-        # A pass that computed the runs would be wrong too: what it is given there is another text.
+        # The pass gets other tokens for the runs, so that computing these would be wrong.
         given = torch.tensor(prompt.tokens)
         for run in plan.runs:
             given[run.target_start : run.target_end] += 1

@@ -9,7 +9,7 @@ from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.runtime.checks.spliced_prompts import SelfTest
 
 _PASSED: Final = Metric(
-    "sglang:pic_self_test_passed", MetricKind.GAUGE, "1 where the start-up self-test was within all limits, else 0."
+    "sglang:pic_self_test_passed", MetricKind.GAUGE, "1 if the start-up self-test was within all limits, else 0."
 )
 _KL: Final = Metric(
     "sglang:pic_self_test_kl_nats",
@@ -24,14 +24,14 @@ _KEY_ERROR: Final = Metric(
 _FITS: Final = Metric(
     "sglang:pic_certificate_fits",
     MetricKind.GAUGE,
-    "1 where a certificate is of this model, its rows and these settings, else 0; absent where the configuration asks "
-    "for no certificate.",
+    "1 if a certificate fits this model, its rows and these settings, else 0; absent without a certificate in the "
+    "configuration.",
 )
 METRICS: Final = (_PASSED, _KL, _KEY_ERROR, _FITS)
 
 
 def export(result: SelfTest, labels: Mapping[str, str] | None) -> None:
-    """Export what the self-test measured, if it measured anything; `labels` as `Series` takes them."""
+    """Export the measures of the self-test, if there are any; `labels` as for `Series`."""
     if result.measured is not None:
         series, reordered = Series((_PASSED, _KL, _KEY_ERROR), labels), result.measured.reordered
         series.set(_PASSED, result.passed)
@@ -40,5 +40,5 @@ def export(result: SelfTest, labels: Mapping[str, str] | None) -> None:
 
 
 def export_certificate(fits: bool, labels: Mapping[str, str] | None) -> None:
-    """Export whether the certificate fits; `labels` as `Series` takes them."""
+    """Export whether the certificate fits; `labels` as for `Series`."""
     Series((_FITS,), labels).set(_FITS, fits)

@@ -1,7 +1,6 @@
-"""The served tokenizer, and which of its tokens open or close a message.
+"""The served tokenizer, and its tokens that open or close a message, read from the chat template.
 
-A prompt is cut anew after each of these tokens, so that a whole message or document is cut alike wherever it stands.
-They are read from the chat template: nothing is fixed for one model.
+Cutting restarts after each of these tokens, so equal messages are cut equally at any position.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from sglang_pic.core import MESSAGE_BREAK
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer of transformers."""
+    """The members of a tokenizer of transformers that are used here."""
 
     all_special_ids: Sequence[int]
     added_tokens_decoder: Mapping[int, Any]  # `special`
@@ -28,7 +27,7 @@ class Tokenizer(Protocol):
 
 
 def read_tokenizer(server_args: Any) -> tuple[Tokenizer | None, str]:
-    """The served tokenizer, or what a server loses that has none, in a sentence."""
+    """The served tokenizer, or None and a sentence that says why and what the server loses."""
     if server_args.skip_tokenizer_init:
         return None, _LOST.format("--skip-tokenizer-init")
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
@@ -52,7 +51,7 @@ _LOST: Final = (
 
 
 def delimiters_of(tokenizer: Tokenizer) -> frozenset[int]:
-    """The special tokens of `tokenizer` that its chat template writes; all of them where it has no template."""
+    """The special tokens of `tokenizer` that its chat template writes; all of them without a template."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
     template = getattr(tokenizer, "chat_template", None)
@@ -64,7 +63,7 @@ def delimiters_of(tokenizer: Tokenizer) -> frozenset[int]:
 
 def texts_of(tokenizer: Tokenizer, delimiters: frozenset[int]) -> list[str]:
     """The text of every token id, with the spaces that belong to it; delimiters are `MESSAGE_BREAK`."""
-    # Behind another token, because some tokenizers leave out the space at the beginning of a text.
+    # After another token, because some tokenizers drop a space at the beginning of a text.
     (anchor,) = tokenizer.encode("a", add_special_tokens=False)[:1]
     decoded = tokenizer.batch_decode(
         [[anchor], *([anchor, token] for token in range(len(tokenizer)))],

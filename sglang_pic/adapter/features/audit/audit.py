@@ -1,8 +1,8 @@
-"""The live audit computes some requests on spliced rows in full, and switches splicing off where they differ too much.
+"""The live audit: computes some requests on spliced rows in full, and switches splicing off if they differ too much.
 
-`Audit` decides which requests are drawn, when a step of the full computation runs (`queue`, `PromptPass`) and what
-follows from a verdict (`ledger`). A step runs when the server has nothing else to do, and, on a server that is never
-idle, after `_BUSY_INTERVAL` rounds, as soon as no request waits.
+`Audit` draws requests, runs steps of their full computation (`queue`, `PromptPass`) and applies the verdicts
+(`ledger`). A step runs when the server is idle, or, on a server that is never idle, after `_BUSY_INTERVAL` rounds as
+soon as no request waits.
 
 Every rank draws the same requests, runs the same steps in the same rounds and gets the same verdicts.
 """
@@ -43,21 +43,21 @@ from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)
 
-# Logits of drawn requests that wait: at most this many times a vocabulary of floats.
+# Most drawn requests that wait, each with logits of a vocabulary of floats.
 _MAX_PENDING = 16
 # Rounds, of prefill or of decoding, between two steps of an audit. At 256 tokens a step this adds the work of a prefill
-# of 16 tokens to each round while an audit is due.
+# of 16 tokens to each round while an audit waits.
 _BUSY_INTERVAL = 16
-# Any seed does, if it is the same on every rank.
+# Any seed that is the same on every rank.
 _SEED = 0
 
 
 DRAWN: Final = "drawn"
-"""Of `RequestState.of_features`: the chunk whose logits the audit wants, as `last_chunk` has it."""
+"""Key of `RequestState.of_features`: the `last_chunk` whose logits the audit needs."""
 
 
 def is_drawn(state: RequestState) -> bool:
-    """Whether the audit wants the logits of the chunk that was admitted last."""
+    """Whether the audit needs the logits of the last admitted chunk."""
     return state.of_features.get(DRAWN) is state.last_chunk
 
 
@@ -73,9 +73,9 @@ class _Tally:
 
 
 class Audit(Feature):
-    """The audit of one scheduler rank, where `audit_rate` is above 0.
+    """The audit of one scheduler rank, if `audit_rate` is above 0.
 
-    Four methods give up state, each more than the one before: `make_room` the slots of an unfinished computation,
+    Four methods drop state, each more than the one before: `make_room` the slots of an unfinished computation,
     `abandon` also the waiting requests, `renew` also the windows, `on_flush` also the generations.
 
     Args:
@@ -83,7 +83,7 @@ class Audit(Feature):
         config: the operator's settings.
         series: exports this rank's `metrics.METRICS`.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
-        sends_rows: whether rows go to decode servers, which may keep spliced rows of a namespace that is off.
+        sends_rows: whether rows are sent to decode servers, which may keep spliced rows of a namespace that is off.
     """
 
     fault = Fallback.FAULT_AUDIT
@@ -98,7 +98,7 @@ class Audit(Feature):
         sends_rows: bool = False,
     ) -> None:
         self.recover: Callable[..., None] | None = None
-        """Notes a fault, as `PicRadixCache.recover` does. Until it is set, exceptions are raised."""
+        """`PicRadixCache.recover`. Until it is set, exceptions are raised."""
         self._config, self._series, self._tp_group, self._sends_rows = config, series, tp_group, sends_rows
         self._allocator = runner.token_to_kv_pool_allocator
         self._ledger = AuditLedger(config)
@@ -107,7 +107,7 @@ class Audit(Feature):
             is_present=lambda drawn: self._is_present(drawn.namespace, drawn.generation),
             skip=self._skip,
         )
-        # NOTE: requests are drawn at random, because every n-th one is the same tenant's where tenants take turns.
+        # NOTE: requests are drawn at random: if tenants take turns, every n-th one is the same tenant's.
         self._chance = random.Random(_SEED)
         self._tallies = {window: _Tally() for window in Window}
         series.set(metrics.LIMIT, config.audit_kl_limit)
@@ -132,7 +132,7 @@ class Audit(Feature):
         return None if self._is_present(state.namespace, state.epoch.generation) else Fallback.AUDIT
 
     def on_admitted(self, req: Req) -> None:
-        """Decide whether a request on spliced rows is audited, when the pass of its last prompt token is admitted."""
+        """Draw the request for an audit, or not, if it uses spliced rows and its last prompt token is admitted."""
         with self._guarded():
             self._draw(req)
 
@@ -151,11 +151,11 @@ class Audit(Feature):
                     state.of_features[DRAWN] = state.last_chunk
 
     def keep(self, req: Req, logits: torch.Tensor | None) -> None:
-        """Keep what a drawn request's pass computed.
+        """Queue a drawn request with the logits of its pass.
 
         Args:
             req: the request.
-            logits: `[vocab_size]`, copied on the current stream; `None` where the pass formed none.
+            logits: `[vocab_size]`, copied on the current stream; `None` if the pass has none.
         """
         with self._guarded():
             self._keep(req, logits)
@@ -170,8 +170,8 @@ class Audit(Feature):
             self._skip(AuditSkip.TOO_LONG)
         elif len(self._queue) >= _MAX_PENDING:
             self._skip(AuditSkip.QUEUE_FULL)
-        # NOTE: the rows of a diverted request are kept with those of requests that opted out. Its generation does not
-        # say so, because a flush starts generations anew.
+        # NOTE: a diverted request has rows in the lane of requests that opted out. Its generation does not show this,
+        # because a flush resets generations.
         elif state.diverted is None and self._is_present(state.namespace, state.epoch.generation):
             tokens = np.array(req.origin_input_ids, dtype=np.int64)
             window = _window_of(state)
@@ -181,7 +181,7 @@ class Audit(Feature):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether audits wait."""
         return len(self._queue) > 0
 
     @property
@@ -189,17 +189,17 @@ class Audit(Feature):
         return self._queue.num_slots
 
     def step_if_idle(self, scheduler: Scheduler) -> None:
-        """Where the scheduler has nothing to do, wait for the pass that runs, or queue the next one."""
+        """If the scheduler is idle, wait for the running pass, or queue the next one."""
         if not self.has_work or not scheduler.is_fully_idle():
             return
-        # NOTE: requests that came during a pass are served before another one is queued. The code does not ask whether
-        # the pass has ended, because ranks would get different answers.
+        # NOTE: requests that arrived during a pass are served before another one is queued. Not by asking whether the
+        # pass has ended, because ranks would get different answers.
         with self._guarded(in_pass=True):
             if not self._queue.wait():
                 self._step(scheduler)
 
     def step_if_due(self, scheduler: Scheduler) -> None:
-        """Count a round; after some of them queue the next pass, as soon as no request waits to be computed."""
+        """Count a round; after `_BUSY_INTERVAL` rounds queue the next pass as soon as no request waits for prefill."""
         # NOTE: rounds of prefill count, because a prefill server of PD disaggregation has no others, and is idle only
         # when all rows have been sent.
         if not self.has_work:
@@ -213,7 +213,7 @@ class Audit(Feature):
             self._step(scheduler)
 
     def _step(self, scheduler: Scheduler) -> None:
-        """Queue the next pass, if anything is left to compute; the one before it is done."""
+        """Apply a verdict, and queue the next pass, if any; the pass before it must be done."""
         self._settle()
         self._series.add(metrics.TOKENS, self._queue.step(scheduler))
 
@@ -221,11 +221,11 @@ class Audit(Feature):
         return self._queue.release_slots() > 0
 
     def abandon(self) -> None:
-        """Drop the waiting audits and wait for the running step, because rows or weights are about to change."""
+        """Drop the waiting audits and wait for the running step, before rows or weights change."""
         self._skip(AuditSkip.FLUSHED, self._queue.abandon())
 
     def renew(self) -> None:
-        """Begin the windows anew, because the weights changed; the tree may still hold its rows."""
+        """Clear the windows, because the weights changed; the tree may keep its rows."""
         self.abandon()
         self._ledger.renew()
         self._show_windows()
@@ -253,7 +253,7 @@ class Audit(Feature):
         return {"audit": self.report()}
 
     def report(self) -> AuditReport:
-        """What `/server_info` shows."""
+        """The audit's part of `/server_info`."""
         tallies = self._tallies.values()
         num_audited = sum(tally.num_audited for tally in tallies)
         windows = {
@@ -282,7 +282,7 @@ class Audit(Feature):
 
     @contextmanager
     def _guarded(self, *, in_pass: bool = False) -> Iterator[None]:
-        """Note an exception, and drop what waits: no answer depends on it."""
+        """Turn an exception into a fault, and drop waiting audits: no answer depends on them."""
         try:
             yield
         except Exception as error:
@@ -295,7 +295,7 @@ class Audit(Feature):
         drawn = self._queue.take_measured()
         if drawn is None or drawn.measured is None:
             return
-        # NOTE: a rank that decided on its own would splice what another computes.
+        # NOTE: all ranks must decide alike, or one would splice what another computes.
         kl, differs, is_broken = agree_on_largest(drawn.measured, self._tp_group).tolist()
         if is_broken:
             self._skip(AuditSkip.FULL_NOT_FINITE)
@@ -314,7 +314,7 @@ class Audit(Feature):
         self._show_windows()
 
     def _show_windows(self) -> None:
-        """Export what the windows hold, and watch the one that small namespaces share."""
+        """Export the windows, and check the one that small namespaces share."""
         decided = [suspension.window for suspension in self._ledger.suspensions]
         for window in Window:
             self._series.set(metrics.SUSPENDED, decided.count(window), value=window.value)
@@ -322,11 +322,11 @@ class Audit(Feature):
         self._watch_undecided()
 
     def _watch_undecided(self) -> None:
-        """Log once that namespaces with too few audits of their own are too far off together."""
+        """Log once when the namespaces with too few audits of their own together exceed the limit."""
         undecided = self._ledger.undecided
         self._series.set(metrics.UNDECIDED_KL, 0.0 if undecided is None else undecided.kl)
         if undecided is None or not undecided.is_above_limit:
-            # The next time that the mean passes the limit is logged again.
+            # Logged again the next time.
             self._has_warned = False
         elif not self._has_warned:
             self._has_warned = True
@@ -352,9 +352,9 @@ def _window_of(state: RequestState) -> Window:
 
 
 def _may_queue(scheduler: Scheduler) -> bool:
-    """Whether a pass may be queued behind a round on a server that is not idle: nobody waits to be computed."""
-    # NOTE: with overlap the next pass has been launched. Where it has a grammar it is sampled after this round, and its
-    # logits may be in the buffer that SGLang's captured graphs share, which a pass of ours would write over.
+    """Whether a pass may be queued after a round of a busy server: no request waits for prefill."""
+    # NOTE: with overlap the next pass has been launched. With a grammar it is sampled after this round, and its logits
+    # may be in the buffer that SGLang's captured graphs share, which our pass would overwrite.
     launched = scheduler.result_queue if scheduler.enable_overlap else ()
     awaits_sampling = any(result.delay_sample_func is not None for _, result in launched)
     return not scheduler.waiting_queue and scheduler.chunked_req is None and not awaits_sampling

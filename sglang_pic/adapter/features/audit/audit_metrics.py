@@ -1,6 +1,6 @@
-"""The metrics of the audit, and the reasons why a request that was drawn for an audit is not audited.
+"""The metrics of the audit, and the reasons why drawn requests are not audited.
 
-The tokens that audits compute belong to no request: they are counted here and nowhere else.
+Tokens that audits compute belong to no request and are counted only here.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ class AuditSkip(Reason):
     ADAPTER = "adapter", "Its LoRA adapter was not on the device any more, or adapters load beside forward passes."
     FLUSHED = "flushed", "The cache was flushed or the weights changed before the full computation was done."
     FULL_NOT_FINITE = "full_not_finite", "The full computation gave NaN or infinite logits: nothing to compare with."
-    MEDIA = "media", "Its prompt has images, and an audit computes token ids alone."
-    MEMORY = "memory", "The KV pool had no room for the prompt beside the rows in use."
-    NO_LOGITS = "no_logits", "SGLang scored several items at once, which forms no logits of a first token."
-    PREEMPTED = "preempted", "Requests needed the slots of the full computation, several times over."
+    MEDIA = "media", "Its prompt has images; an audit computes token ids only."
+    MEMORY = "memory", "The KV pool had too few free or evictable slots for the prompt."
+    NO_LOGITS = "no_logits", "SGLang scored several items at once, which gives no logits of a first token."
+    PREEMPTED = "preempted", "Requests needed the slots of the full computation several times."
     QUEUE_FULL = "queue_full", "The server was too busy to audit the requests drawn before this one."
     SUSPENDED = "suspended", "Splicing was switched off in the request's namespace meanwhile."
-    TOO_LONG = "too_long", "The prompt would take more than a quarter of the KV pool, and evict what others reuse."
+    TOO_LONG = "too_long", "The prompt needs more than a quarter of the KV pool, and would evict reusable rows."
 
 
 _WINDOWS: Final = {
-    Window.PLAIN.value: "Requests that were spliced, with no run behind a changed field.",
-    Window.CHANGED.value: "Requests that were spliced behind a changed field.",
-    Window.INHERITED.value: "Requests that splice nothing, on rows that were spliced for earlier ones.",
+    Window.PLAIN.value: "Spliced requests without a run after a changed field.",
+    Window.CHANGED.value: "Requests spliced after a changed field.",
+    Window.INHERITED.value: "Requests that splice nothing, but whose prefix hit has approximate rows.",
 }
 AUDITED: Final = Metric(
     "sglang:pic_audited_requests_total",
     MetricKind.COUNTER,
     "Requests on spliced rows that were computed again in full, by whether the likeliest first token was the same.",
     label="verdict",
-    values={"agree": "It was the same.", "disagree": "It was another."},
+    values={"agree": "The same.", "disagree": "Another."},
 )
 KL: Final = Metric(
     "sglang:pic_audit_kl_nats",
@@ -45,13 +45,13 @@ KL: Final = Metric(
     "KL(full || spliced) of the first token of audited requests, in nats.",
     label="window",
     values=_WINDOWS,
-    # From rounding alone (.0001) to another text altogether (several nats).
+    # From rounding (.0001) to another text (several nats).
     buckets=(1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
 SKIPPED: Final = Metric(
     "sglang:pic_audit_skipped_requests_total",
     MetricKind.COUNTER,
-    "Requests that were drawn for an audit and not audited, by reason.",
+    "Requests drawn for an audit and not audited, by reason.",
     label="reason",
     values=descriptions(AuditSkip),
 )
@@ -63,7 +63,7 @@ TOKENS: Final = Metric(
 SUSPENDED: Final = Metric(
     "sglang:pic_audit_suspended_namespaces",
     MetricKind.GAUGE,
-    "Namespaces in which audits have switched splicing off, by the window that decided.",
+    "Namespaces in which audits have switched splicing off, by the window that exceeded the limit.",
     label="window",
     values=_WINDOWS,
 )
@@ -83,8 +83,8 @@ LIMIT: Final = Metric(
 UNDECIDED_KL: Final = Metric(
     "sglang:pic_audit_undecided_kl_nats",
     MetricKind.GAUGE,
-    "Mean KL of the last audited requests of namespaces with too few audits to be judged, each counted up to "
-    "audit_kl_cap, without the namespace that adds most; 0 until there are audit_min such requests.",
+    "Mean KL of the last audited requests of namespaces with fewer than audit_min of them, each counted up to "
+    "audit_kl_cap, without the namespace that adds most; 0 until there are audit_min such requests together.",
 )
 
 METRICS: Final = (

@@ -1,17 +1,17 @@
 """The audited requests of each namespace, and the switch that turns splicing off where they differ too much.
 
-It uses no clock, no random numbers and no device, so that every rank decides alike.
+It uses no clock, no random numbers and no device, so every rank decides alike.
 
-A namespace has three windows. Requests spliced behind a changed field are drawn more often than others, and requests
-that splice nothing but stand on spliced rows can be far more. In a common mean one kind would count more than its
-share, or hide the faults of another. Each window alone switches the namespace off.
+A namespace has three windows: one for requests spliced after a changed field, which are drawn more often; one for
+requests that inherit spliced rows, which may be far more; one for the others. In a common mean one kind could hide the
+errors of another. Each window alone switches the namespace off.
 
-Namespaces of few requests (a salt for each user) may never have enough audits to be judged one by one. Their audits go
-into one more window, over all such namespaces. That window switches nothing off, because it cannot say whose requests
-are bad, and one tenant with many salts could switch off everybody's; it is logged and exported.
+Namespaces of few requests (a salt for each user) may never have enough audits. Theirs go into one more window over all
+such namespaces. It switches nothing off, because one tenant with many salts could switch off all others; it is logged
+and exported.
 
 A generation is part of a namespace's key in the tree (`namespace.tree_key`): a namespace that is switched on again
-begins with an empty one, so that no row from before is ever served.
+starts empty, so no row from before is served.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.config import PicConfig
 
 MAX_NAMESPACES = 1024
-"""Namespaces that are remembered; the one audited longest ago is forgotten first, unless it was ever off."""
+"""Most remembered namespaces; the one audited longest ago is forgotten first, unless it was ever off."""
 
 
 class Window(Enum):
-    """The audited requests of a namespace that a mean covers."""
+    """A kind of audited requests, whose mean is taken separately."""
 
     PLAIN = "plain"
-    """Those that were spliced, but not behind a changed field."""
+    """Spliced, but not after a changed field."""
     CHANGED = "changed"
-    """Those that were spliced behind a changed field."""
+    """Spliced after a changed field."""
     INHERITED = "inherited"
-    """Those that splice nothing, and have approximate rows in their exact prefix."""
+    """Nothing spliced, but approximate rows in the exact prefix."""
 
 
 class Suspension(msgspec.Struct, frozen=True, kw_only=True):
-    """A namespace that is off, and why, as `/server_info` shows it; the salt is a secret, and is not shown."""
+    """A namespace that is off, and why, as `/server_info` shows it, without its secret salt."""
 
     number: int
-    """The operator names it to switch the namespace on again; no number is given twice."""
+    """Identifies it when it is switched on again; never reused."""
     extra_key: str | None
     has_salt: bool
     window: Window
-    """The window that decided."""
+    """The window that exceeded the limit."""
     kl: float
     """Mean of the window in nats, each request counted up to `audit_kl_cap`."""
     num_audited: int
@@ -60,11 +60,11 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undecided(msgspec.Struct, frozen=True, kw_only=True):
-    """Namespaces that have too few audited requests to be judged, together, as `/server_info` shows them."""
+    """The namespaces with fewer than `audit_min` audited requests, together, as `/server_info` shows them."""
 
     kl: float
     """Mean KL of their last audited requests in nats, each counted up to `audit_kl_cap`, without the namespace that
-    adds most: its own window judges it."""
+    adds most."""
     is_above_limit: bool
     num_audited: int
     num_agreed: int
@@ -72,7 +72,7 @@ class Undecided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Entry(NamedTuple):
-    """One audited request; its KL is capped, so that no single request decides."""
+    """One audited request; its KL is capped, so that no single request can exceed the limit."""
 
     namespace: Namespace
     window: Window
@@ -88,17 +88,17 @@ class _Record:
 
     @property
     def is_kept(self) -> bool:
-        """Whether rows that must not be served would be served if this record were forgotten."""
+        """Whether forgetting this record would let earlier spliced rows be served."""
         return self.suspension is not None or self.generation > 0
 
     def clear(self) -> None:
-        """Begin the windows anew."""
+        """Clear the windows."""
         for entries in self.windows.values():
             entries.clear()
 
 
 class AuditLedger:
-    """The namespaces that were audited; grows by one record a namespace, up to `max_namespaces`."""
+    """The audited namespaces; grows by one record a namespace, up to `max_namespaces`."""
 
     def __init__(self, config: PicConfig, max_namespaces: int = MAX_NAMESPACES) -> None:
         self._config, self._max_namespaces = config, max_namespaces
@@ -109,7 +109,7 @@ class AuditLedger:
     def is_on(self, namespace: Namespace) -> bool:
         """Whether requests of `namespace` may be spliced; O(1).
 
-        If all records must be kept and no further one fits, a namespace without a record cannot be watched, and is off.
+        A namespace without a record is off if no further record fits, because it could not be audited.
         """
         record = self._records.get(namespace)
         if record is None:
@@ -124,11 +124,11 @@ class AuditLedger:
     def observe(
         self, namespace: Namespace, generation: int, kl: float, *, agreed: bool, window: Window = Window.PLAIN
     ) -> Suspension | None:
-        """Enter one audited request, and switch its namespace off if its window is above the limit.
+        """Add one audited request, and switch its namespace off if its window is above the limit.
 
         Args:
             namespace: the request's.
-            generation: that in which the request was spliced; requests of earlier generations are ignored.
+            generation: the request's; requests of earlier generations are ignored.
             kl: KL(full || spliced) of the first token, in nats.
             agreed: whether both had the same likeliest token.
             window: the window that receives the request.
@@ -146,7 +146,7 @@ class AuditLedger:
             self._undecided.append(entry)
             return None
         if len(entries) == least:
-            # From here on its own window speaks for it.
+            # From here on its own window decides.
             others = [other for other in self._undecided if (other.namespace, other.window) != (namespace, window)]
             self._undecided = deque(others, maxlen=self._config.audit_window)
         mean = _mean(entries)
@@ -168,7 +168,7 @@ class AuditLedger:
         """Switch a namespace on again, in a new generation and with empty windows.
 
         Args:
-            number: of the suspension; 0 ends all.
+            number: the suspension's; 0 for all.
 
         Returns:
             The suspensions that ended; empty if none has the number.
@@ -183,7 +183,7 @@ class AuditLedger:
         return ended
 
     def renew(self) -> None:
-        """The weights have changed: windows begin anew; what is off stays off, and generations go on."""
+        """Clear the windows after a change of weights; suspensions and generations stay."""
         for namespace, record in list(self._records.items()):
             record.clear()
             if not record.is_kept:
@@ -191,26 +191,26 @@ class AuditLedger:
         self._undecided.clear()
 
     def flush(self) -> None:
-        """The tree is empty: windows and generations begin anew; what is off stays off."""
+        """Clear windows and generations after the tree was emptied; suspensions stay."""
         for record in self._records.values():
             record.generation = 0
         self.renew()
 
     @property
     def suspensions(self) -> list[Suspension]:
-        """The namespaces that are off, the longest one first."""
+        """The namespaces that are off, oldest first."""
         found = [record.suspension for record in self._records.values() if record.suspension is not None]
         return sorted(found, key=lambda suspension: suspension.number)
 
     def worst(self, window: Window = Window.PLAIN) -> float:
-        """The largest mean of any namespace's window that decides, in nats; 0 where there is none."""
+        """The largest mean of any namespace's window with `audit_min` requests, in nats; 0 if there is none."""
         least = self._config.audit_min
         windows = [record.windows[window] for record in self._records.values()]
         return max((_mean(entries) for entries in windows if len(entries) >= least), default=0.0)
 
     @property
     def undecided(self) -> Undecided | None:
-        """The window of namespaces with too few audits to be judged; `None` until it holds `audit_min` of them."""
+        """The namespaces with too few audits, together; `None` until they have `audit_min` of them."""
         entries = self._undecided
         if len(entries) < self._config.audit_min:
             return None

@@ -1,7 +1,4 @@
-"""The audit's own hooks: first tokens' logits, steps between rounds, new weights, and the operator's switch.
-
-A server with `audit_rate` 0 installs none of them.
-"""
+"""The audit's hooks: first tokens' logits, steps between rounds, new weights, the operator's switch."""
 
 from __future__ import annotations
 
@@ -15,22 +12,22 @@ from sglang_pic.adapter.sglang.seams import Req, RunnerOutput, ScheduleBatch, Sc
 
 
 class FirstTokens:
-    """The observer of forward passes that hands the drawn requests' logits to `audit`."""
+    """The observer of forward passes that passes the drawn requests' logits to `audit`."""
 
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
 
     def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
-        """Note the drawn requests of a batch by their places in it: logits come in that order."""
+        """Find the drawn requests of a batch by their places in it, which are those of their logits."""
         drawn: list[tuple[int, Req]] = []
         for place, req in enumerate(batch.reqs):
-            # A chunk that ends earlier is not the pass that was drawn.
+            # Not the pass of another chunk of a drawn request.
             if is_drawn(req.pic) and not req.output_ids:
                 del req.pic.of_features[DRAWN]
                 drawn.append((place, req))
 
         def keep(output: RunnerOutput) -> None:
-            # NOTE: sampling changes the logits in place, later on this stream. Scoring of several items leaves none.
+            # NOTE: sampling changes the logits in place, later on this stream. Scoring of several items gives none.
             logits = output.logits_output.next_token_logits
             for place, req in drawn:
                 self._audit.keep(req, None if logits is None else logits[place])
@@ -39,7 +36,7 @@ class FirstTokens:
 
 
 def install(audit: Audit) -> None:
-    """Register all but the observer; SGLang applies the hooks later."""
+    """Register the hooks; SGLang applies them later."""
     server_info.take(RESUME_KEY, *_resumption(audit))
     _scheduler, _components = "managers.scheduler.Scheduler", "managers.scheduler_components"
 
@@ -60,14 +57,14 @@ def install(audit: Audit) -> None:
     hook(__name__, "Scheduler.maybe_sleep_on_idle", sleep)
     hook(__name__, "Scheduler.process_batch_result", after_result)
     hook(__name__, "Scheduler.record_weight_version_change", after_weights)
-    # NOTE: SGLang takes a server on which work waits for idle. From here on its weights are gone or being written.
+    # NOTE: SGLang regards a server with waiting audits as idle. From here on its weights are freed or written.
     hook(__name__, "SchedulerWeightUpdaterManager.begin_weight_update", before_weights)
     hook(__name__, "SchedulerWeightUpdaterManager.end_weight_update", after_weights)
     hook(__name__, "SchedulerWeightUpdaterManager.release_memory_occupation", before_weights)
 
 
 def _resumption(audit: Audit) -> tuple[Callable[[float], str], Callable[[float], None]]:
-    """Refuses a number that no suspension has, and ends the suspension of a number, for `/set_internal_state`."""
+    """Two functions for `/set_internal_state`: one refuses unknown numbers, one ends the suspension of a number."""
 
     def refuse(value: float) -> str:
         known = [suspended.number for suspended in audit.report().suspended]

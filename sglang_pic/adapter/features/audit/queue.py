@@ -1,10 +1,10 @@
 """The prompts that wait for their full computation, and the one that is being computed.
 
 The full computation runs as forward passes between two rounds of the scheduler. As a request it would be counted,
-aborted and retracted with the users' requests, its chunks would go before every waiting request, and its row would be
-published. Its slots count as evictable and go back when SGLang needs them, so that no request waits for them.
+aborted and retracted like users' requests, its chunks would run before every waiting request, and its rows would be
+published. Its slots count as evictable and are freed when SGLang needs them.
 
-A request that arrives meanwhile waits for one pass at most: none is queued before the one before it is done.
+An arriving request waits for one pass at most: none is queued before the last one is done.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from sglang_pic.adapter.probe.prompt_pass import PromptPass, has_adapter, take_s
 from sglang_pic.adapter.sglang.seams import ModelRunner, Scheduler, Tree
 from sglang_pic.runtime.divergence import kl_and_differs
 
-# A prompt that lost its slots this often is given up.
+# A prompt that lost its slots this often is skipped.
 _MAX_RESTARTS = 4
-# Larger than the KL of two working distributions over any vocabulary; stands for a broken one.
+# The KL of a broken distribution: larger than that of two valid ones over any vocabulary.
 _WORST_KL = 1000.0
 
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """A request that is to be audited."""
+    """A request drawn for an audit."""
 
     namespace: Namespace
     generation: int
     window: Window
-    """Which of the namespace's windows gets the verdict."""
+    """The namespace's window that gets the verdict."""
     tokens: np.ndarray
     """The prompt, `[prompt_len]` int64."""
     logits: torch.Tensor
-    """`[vocab_size]`, on the model's device: of the pass that computed the last prompt token."""
+    """`[vocab_size]`, on the model's device, of the last prompt token."""
     lora_id: str | None = None
     """Its LoRA adapter."""
     full: PromptPass | None = None
     """The full computation, once it has begun."""
     num_restarts: int = 0
     measured: torch.Tensor | None = None
-    """`[3]` float64, in host memory, readable once the last step is done: KL(full || spliced) in nats, whether the
-    likeliest tokens differ, whether the full computation gave no distribution. `None` until that step is queued."""
+    """`[3]` float64, in host memory, readable when the last step is done: KL(full || spliced) in nats, whether the
+    likeliest tokens differ, whether the full logits are not finite. `None` until that step is queued."""
 
 
 class FullQueue:
@@ -59,8 +59,8 @@ class FullQueue:
 
     Args:
         runner: SGLang's model runner.
-        is_present: whether a drawn request's rows may still be served, so that its audit matters.
-        skip: called with the reason when a request leaves the queue without being computed.
+        is_present: whether a drawn request's rows may still be served.
+        skip: called with the reason when a request leaves the queue without an audit.
     """
 
     def __init__(
@@ -80,26 +80,20 @@ class FullQueue:
 
     @property
     def num_slots(self) -> int:
-        """Slots that the computation holds."""
+        """Slots of the computation."""
         full = self._waiting[0].full if self._waiting else None
         return 0 if full is None else len(full.slots)
 
     def add(self, drawn: Drawn) -> None:
-        """Put a request behind the others."""
+        """Append a request."""
         self._waiting.append(drawn)
 
     def take_measured(self) -> Drawn | None:
-        """The first request if its computation is done; it leaves the queue.
-
-        Its last step must have been waited for.
-        """
+        """Remove and return the first request if its last step was queued; `wait` before."""
         return self._waiting.popleft() if self._waiting and self._waiting[0].measured is not None else None
 
     def step(self, scheduler: Scheduler) -> int:
-        """Queue the next step on the forward stream; returns its tokens, 0 where nothing can be computed.
-
-        Call `take_measured` before.
-        """
+        """Queue the next step on the forward stream; returns its tokens, 0 if there is none. `take_measured` before."""
         drawn = self._next(scheduler.tree_cache)
         if drawn is None or drawn.full is None:
             return 0
@@ -112,7 +106,7 @@ class FullQueue:
         return num_tokens
 
     def release_slots(self) -> int:
-        """Give the slots back and return their number; an unfinished computation begins anew later."""
+        """Free the slots and return their number; an unfinished computation starts again later."""
         count = self.num_slots
         if count:
             first = self._waiting[0]
@@ -123,7 +117,7 @@ class FullQueue:
         return count
 
     def abandon(self) -> int:
-        """Drop every request, wait for the running step, and return how many requests there were."""
+        """Wait for the running step, drop every request, and return their number."""
         self.wait()
         self.release_slots()
         count = len(self)
@@ -131,7 +125,7 @@ class FullQueue:
         return count
 
     def wait(self) -> bool:
-        """Wait for the pass that was queued last; False if there is none, or it was waited for before."""
+        """Wait for the last queued pass; False if there is none to wait for."""
         event, self._event = self._event, None
         if event is not None:
             event.synchronize()
@@ -139,18 +133,18 @@ class FullQueue:
 
     @contextmanager
     def _queued(self, scheduler: Scheduler) -> Iterator[None]:
-        """What the block computes is queued on SGLang's forward stream, between the passes of two batches."""
+        """Queue the work of the block on SGLang's forward stream, between the passes of two batches."""
         scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
         # SGLang without overlap computes on the stream that it schedules on.
         with scheduler.forward_stream_ctx if scheduler.enable_overlap else nullcontext():
             yield
             self._event = scheduler.device_module.Event()
             self._event.record()
-        # Slots that go back may be written anew from here on, and tensors reused.
+        # From here on freed slots may be written, and tensors reused.
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
 
     def _next(self, tree: Tree) -> Drawn | None:
-        """The first request that can be computed, its slots taken."""
+        """The first request that can be computed, with its slots."""
         while self._waiting:
             reason = self._obstacle(self._waiting[0], tree)
             if reason is None:
@@ -161,7 +155,7 @@ class FullQueue:
         return None
 
     def _obstacle(self, drawn: Drawn, tree: Tree) -> AuditSkip | None:
-        """Why a request cannot be computed, or `None` once its computation has begun."""
+        """Why a request cannot be computed, or `None`; begins its computation."""
         if not self._is_present(drawn):
             return AuditSkip.SUSPENDED
         if drawn.lora_id is not None and not has_adapter(self._runner.lora_manager, drawn.lora_id):
@@ -179,7 +173,7 @@ class FullQueue:
 
 def _compare(full: torch.Tensor, spliced: torch.Tensor) -> torch.Tensor:
     kl, differs = kl_and_differs(full, spliced)
-    # NaN because of the splice is as bad as can be.
+    # NaN because of the splice counts as the worst KL.
     kl = kl.nan_to_num(nan=_WORST_KL).clamp(0, _WORST_KL)
     is_broken = ~full.logsumexp(-1).isfinite()
     return torch.stack([kl, differs, is_broken.to(kl.dtype)])

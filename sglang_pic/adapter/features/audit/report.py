@@ -1,4 +1,4 @@
-"""What operators see of the audit: its part of `/server_info`, and its lines in the log."""
+"""The audit's part of `/server_info`, and its lines in the log."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sglang_pic.config import PicConfig
 logger = logging.getLogger(__name__)
 
 _KINDS = {
-    Window.PLAIN: "with no changed field",
-    Window.CHANGED: "behind a changed field",
-    Window.INHERITED: "that splice nothing and stand on spliced rows",
+    Window.PLAIN: "without a changed field",
+    Window.CHANGED: "after a changed field",
+    Window.INHERITED: "that splice nothing and inherit spliced rows",
 }
 
 RESUME_KEY = "pic_audit_resume"
-"""What `/set_internal_state` takes: the number of a suspension, 0 for all."""
+"""The key of `/set_internal_state`, with the number of a suspension, or 0 for all."""
 
 
 class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,17 +43,17 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     num_skipped: int
     num_pending: int
     mean_kl: float
-    """Of all audited requests, in nats, each counted up to `audit_kl_cap`."""
+    """Mean of all audited requests, in nats, each counted up to `audit_kl_cap`."""
     worst_window_kl: float
     """The largest of the windows' `worst_window_kl`."""
     windows: dict[Window, WindowReport]
     undecided: Undecided | None
-    """`None` until there are `audit_min` such requests."""
+    """`None` until it has `audit_min` requests."""
     suspended: list[Suspension]
 
 
 def log_suspension(suspension: Suspension, config: PicConfig, *, sends_rows: bool) -> None:
-    """Log that a namespace was switched off, why, and how to switch it on; `sends_rows` to decode servers."""
+    """Log that a namespace was switched off, why, and how to switch it on; `sends_rows`: to decode servers."""
     logger.error(
         "sglang_pic: SPLICING IS OFF in namespace %d, %s: over the last %d audited requests %s KL(full || spliced) of "
         "the first token is %.3f nats on average, each counted up to %s; audit_kl_limit is %s; %d of them agree on "
@@ -69,21 +69,21 @@ def log_suspension(suspension: Suspension, config: PicConfig, *, sends_rows: boo
         suspension.num_agreed,
         RESUME_KEY,
         suspension.number,
-        '; to compute everything behind a changed field: core.edit "recompile"'
+        '; to compute everything after a changed field: core.edit "recompile"'
         if suspension.window is Window.CHANGED
         else "",
-        "; decode servers may keep rows that were spliced before: POST /flush_cache to them" if sends_rows else "",
+        "; decode servers may keep earlier spliced rows: POST /flush_cache to them" if sends_rows else "",
     )
 
 
 def log_undecided(undecided: Undecided, config: PicConfig) -> None:
-    """Log that namespaces which have too few audits to be judged are too far off together."""
+    """Log that the namespaces with too few audits together exceed the limit."""
     logger.error(
         "sglang_pic: SPLICES ARE FAR OFF in %d namespaces together: over their last %d audited requests KL(full || "
         "spliced) of the first token is %.3f nats on average even without the worst namespace, each counted up to %s; "
         "audit_kl_limit is %s; %d of them agree on the likeliest token. No single namespace has the %d audited "
-        "requests of a window (audit_min) that decide, so SPLICING STAYS ON. Raise audit_rate or lower audit_min to "
-        "have each judged, or serve without --radix-cache-backend pic.",
+        "requests of a window (audit_min) that switch it off, so SPLICING STAYS ON. Raise audit_rate or lower "
+        "audit_min to check each namespace, or start without --radix-cache-backend pic.",
         undecided.num_namespaces,
         undecided.num_audited,
         undecided.kl,
