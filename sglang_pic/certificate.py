@@ -1,8 +1,8 @@
-"""Certificates: files that say how much answers of one model lose under one set of settings, and how it was measured.
+"""Certificates: files with the measured loss of one model's answers under one set of settings.
 
-`sglang-pic tune` writes them. A server that is given one says at start whether it is of this server's model, rows and
-settings. It serves as it is configured in either case, but with the preset `"certified"`: then the first certificate
-that fits, the given one or one of this package, names the preset.
+`sglang-pic tune` writes them. A server with one logs at start whether it fits the server's model, rows and settings,
+and serves as configured in either case. With the preset `"certified"` the first certificate that fits, the operator's
+or one of this package, gives the preset.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from sglang_pic.core import PRESETS, ReusePolicy
 from sglang_pic.errors import ConfigError
 
 SHIPPED: Final = Path(__file__).with_name("certificates")
-"""The certificates of this package, one for each model and kind of rows, as `tune` wrote them."""
+"""The certificates of this package, one for each model and kind of rows."""
 
 Settings = dict[str, int | str]
 """A whole reuse policy. Not the struct, so that a certificate of a version with other settings can be compared."""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the answers of a server depend on."""
+    """The parts of a server that its answers depend on."""
 
     model: str
     """The name of its folder."""
     weights: str | None
-    """Digest of samples of every parameter on every rank; None where no weights were read."""
+    """Digest of samples of every parameter on every rank; None if no weights were read."""
     sglang: str
     plugin: str = __version__
     dtype: str
@@ -43,7 +43,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Bounded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mean over sessions with its bounds; each alone holds with the certificate's confidence."""
+    """A mean over sessions with its bounds; each bound has the certificate's confidence."""
 
     mean: float
     low: float
@@ -51,15 +51,15 @@ class Bounded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was measured, and what that says."""
+    """A measurement and its result."""
 
     schema_version: int = 1
     name: str
-    """Of the settings, on tune's ladder."""
+    """The settings' name on tune's ladder."""
     served: Served
     confidence: float
     budget: float
-    """Nats a token: what the mean loss was to stay below."""
+    """Nats a token: the limit of the mean loss."""
     cap: float
     """Nats a token: the most that one session counts."""
     loss: Bounded
@@ -67,9 +67,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     agreement_loss: Bounded
     """Share of those tokens whose likeliest one is another than the full prefill's, less the same of exact hits."""
     sessions: int
-    """That certified it; as many others had chosen the settings."""
+    """Sessions of this measurement; as many others chose the settings."""
     changed_fields: Bounded | Literal["not shown"] = "not shown"
-    """The loss of calls behind a changed field alone, one a session; not shown where the logs hold too few of them."""
+    """The loss of calls after a changed field, one a session; not shown if the logs have too few of them."""
     reuse: float | None
     """Share of the prefix cache's misses that these settings splice on the logs, by the census."""
     traffic: str
@@ -77,7 +77,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     date: str
 
     def differs_from(self, here: Served) -> list[str]:
-        """Why this certificate says nothing of a server, in plain words; empty where it fits."""
+        """Why this certificate does not fit a server, in plain words; empty if it fits."""
         there = self.served
         known = None not in (here.weights, there.weights)
         names = dict.fromkeys((*here.settings, *there.settings))
@@ -92,7 +92,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def measured_with(self, here: Served) -> list[str]:
-        """What it was measured with that a server has not, and that leaves it its meaning; in plain words."""
+        """Differences to a server that do not invalidate the certificate, in plain words."""
         there = self.served
         return _unequal(
             {
@@ -105,7 +105,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def preset(self) -> str | None:
-        """The preset of this version that has its settings; None where none has."""
+        """The preset of this version with these settings, or None."""
         presets = {name: policy_settings(ReusePolicy(**settings)) for name, settings in PRESETS.items()}
         return next((name for name, settings in presets.items() if settings == self.served.settings), None)
 
@@ -121,7 +121,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A certificate beside the server that it was given to."""
+    """A certificate compared with a server."""
 
     fits: bool
     said: str
@@ -130,7 +130,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def policy_settings(policy: ReusePolicy) -> Settings:
-    """The reuse policy in a server's settings; not the name of the preset that they come from."""
+    """The settings of a reuse policy without the name of its preset."""
     return {name: getattr(policy, name) for name in ReusePolicy.__struct_fields__ if name != "preset"}
 
 
@@ -138,14 +138,14 @@ def read_certificate(path: str | Path) -> Certificate:
     """Read a certificate.
 
     Raises:
-        ConfigError: there is no such file, or it is no certificate that this version can read.
+        ConfigError: the file is missing, or not a certificate that this version can read.
     """
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Certificate)
     except OSError as error:
         raise ConfigError(f"{str(path)!r}: {error.strerror}; give the file that sglang-pic tune wrote") from error
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise ConfigError(f"{str(path)!r}: no certificate that this version can read ({error})") from error
+        raise ConfigError(f"{str(path)!r}: not a certificate that this version can read ({error})") from error
 
 
 def check_certificate(path: str, here: Served) -> Checked:
@@ -163,11 +163,11 @@ def check_certificate(path: str, here: Served) -> Checked:
 
 
 class Choice(NamedTuple):
-    """What `"certified"` stands for on a server."""
+    """The preset that replaces `"certified"` on a server."""
 
     preset: str
     path: str | None
-    """Of the certificate that names the preset; None where none fits."""
+    """The certificate that gives the preset; None if none fits."""
     passed: Sequence[str]
     """Why certificates of this model, and the given one, do not fit."""
 
@@ -177,7 +177,7 @@ def choose_preset(given: str | None, here: Served) -> Choice:
 
     Args:
         given: the path of the operator's certificate, which comes before those of this package.
-        here: what the server serves; its settings do not matter.
+        here: the server; its settings do not matter.
     """
     passed = []
     for path in (*([] if given is None else [given]), *map(str, sorted(SHIPPED.glob("*.json")))):
@@ -204,12 +204,12 @@ def _misfit(why: str, here: Served) -> Checked:
 
 
 def _unequal(facts: dict[str, tuple[object, object]]) -> list[str]:
-    """The facts that are not the same here and there."""
+    """The facts that differ between here and there."""
     return [f"{what} {_shown(one)} here, {_shown(other)} there" for what, (one, other) in facts.items() if one != other]
 
 
 def _shown(value: object) -> str:
     if value is None:
         return "unknown"
-    # Of a digest as much as tells two apart.
+    # The start of a digest.
     return value[:12] if isinstance(value, str) and len(value) == 64 else str(value)

@@ -1,6 +1,6 @@
 """The configuration of the plugin, `PicConfig`: one JSON text or file in the environment variable `SGLANG_PIC_CONFIG`.
 
-An unknown key or a value out of range stops the server.
+An unknown key or a bad value stops the server.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ AboveZero = Annotated[float, Range(0)]
 
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
 CERTIFIED: Final = "certified"
-"""The preset of the configuration that stands for the one of a certificate."""
+"""The configuration's preset that takes the preset of the certificate that fits."""
 
 
 class ContentEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a server tells routers what it can splice."""
+    """Where a server announces its donors to routers."""
 
     endpoint: str = "tcp://127.0.0.1:5570"
     """Where routers connect: `tcp://HOST:PORT` with an address of this machine, or `*` for all of them."""
     salt_file: str
-    """A file with a secret of 16 to 64 bytes that servers and routers share; in a file, from the file's folder on."""
+    """A file with a secret of 16 to 64 bytes that servers and routers share, relative to the configuration's folder."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"tcp://.+:(\d{1,5}|\*)", self.endpoint):
@@ -44,45 +44,45 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Everything an operator can set."""
 
     core: CoreConfig = msgspec.field(default_factory=CoreConfig)
-    mode: Annotated[Literal["auto", "off"], "How requests are served that name no mode."] = "auto"
+    mode: Annotated[Literal["auto", "off"], "Mode of requests that name none."] = "auto"
     opt_in: Annotated[
         tuple[str, ...],
-        'Extra keys and salts whose requests are spliced unless they ask for `"off"`, whatever `mode` and `share` say.',
+        'Extra keys and salts whose requests are spliced unless they ask for `"off"`; overrides `mode` and `share`.',
     ] = ()
     opt_out: Annotated[
-        tuple[str, ...], 'Extra keys and salts whose requests are served with mode `"off"`, whatever they ask for.'
+        tuple[str, ...], 'Extra keys and salts whose requests always have mode `"off"`, whatever they ask for.'
     ] = ()
     share: Annotated[
         Share,
-        "Share of the sessions, by a hash of their names, of which requests that name no mode are spliced. "
-        "`session_id`, else the header `x-smg-routing-key`, else `extra_key` and `cache_salt` name a session; below 1 "
-        "requests without any are not among them.",
+        "Share of the sessions, chosen by a hash of their names, whose requests are spliced if they name no mode. "
+        "A session's name is `session_id`, else the header `x-smg-routing-key`, else `extra_key` and `cache_salt`; "
+        "below 1 requests without any of these are not spliced.",
     ] = 1.0
-    require_salt: Annotated[
-        bool, 'Serve requests that bring no `cache_salt` with mode `"off"`, whatever they ask for.'
-    ] = False
+    require_salt: Annotated[bool, 'Serve requests without a `cache_salt` with mode `"off"`, whatever they ask for.'] = (
+        False
+    )
     max_gaps: Annotated[
-        int, Range(1, 4096), "Most gaps of one request; a batch never has more than the attention backend has room for."
+        int, Range(1, 4096), "Most gaps of one request; a batch never has more than the attention backend can take."
     ] = 32
-    # Each one is a path that is matched in the radix tree again. A conversation behind a clock is one run a turn.
+    # Each one is a path that is matched in the radix tree again. A conversation after a clock is one run a turn.
     max_runs: Annotated[
         int, Range(1, 4096), "Most runs of one request; runs that adjoin leave no gap between them."
     ] = 64
     cost_gate: Annotated[
         Literal["auto", "off"] | CostModel,
-        'How a run\'s saving is weighed: `"auto"` measures this machine and model at start-up, `"off"` takes every run '
-        'of `core.min_run_tokens` and more, `{"computed_token_us": .., "spliced_token_us": .., "gap_us": ..}` gives '
-        'the costs (and `"gap_context_us"`, `"gap_token_us"`, `"request_us"`, `"floor_us"`, `"gap_floor_us"` where '
-        "they are not 0).",
+        'The costs that decide whether a run is worth splicing: `"auto"` measures this machine and model at start-up, '
+        '`"off"` takes every run of `core.min_run_tokens` and more, '
+        '`{"computed_token_us": .., "spliced_token_us": .., "gap_us": ..}` sets the costs (and `"gap_context_us"`, '
+        '`"gap_token_us"`, `"request_us"`, `"floor_us"`, `"gap_floor_us"` unless they are 0).',
     ] = "auto"
     self_test: Annotated[
         Literal["warn", "off", "refuse"],
-        'What happens at start-up if the model does not take splices of built-in prompts: `"warn"` logs it, `"refuse"`'
-        ' stops the server, `"off"` does not test. A wrong splice stops the server whatever is set: rows and a gap '
-        'batch are checked with `"off"`, too.',
+        "What start-up does if splices of built-in prompts from another context exceed `self_test_kl_limit` or "
+        '`self_test_key_limit`: `"warn"` logs it, `"refuse"` stops the server, `"off"` does not test. A wrong splice '
+        'stops the server in any case: rows and a gap batch are checked with `"off"`, too.',
     ] = "warn"
     # SmolLM2 measures KL 0.03 and keys 0.18, with keys left unrotated 1.3 and 1.0, with a base a tenth off 0.8 and 0.7
-    # (bf16). Random weights take no splice from another context: 1.6 to 2.7 and 0.63 to 0.65.
+    # (bf16). Random weights measure 1.6 to 2.7 and 0.63 to 0.65.
     self_test_kl_limit: Annotated[
         AboveZero,
         "Nats: mean KL(full || spliced) of the first token in the self-test, with blocks from another context.",
@@ -92,18 +92,18 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 0.4
     audit_rate: Annotated[
         Share,
-        "Share of requests on spliced rows, their own or those of earlier requests, that are computed again in full "
-        "while no request waits; 0 audits none.",
+        "Share of requests on spliced rows, their own or inherited ones, that are computed again in full while no "
+        "request waits; 0 switches audits off.",
     ] = 0.01
     audit_change_rate: Annotated[
         Share,
-        "The same share of the requests that were spliced behind a changed field, if larger than `audit_rate`; "
-        "`audit_rate` 0 audits none of these either.",
+        "The same share of the requests spliced after a changed field, if larger than `audit_rate`; no effect if that "
+        "is 0.",
     ] = 0.05
     audit_kl_limit: Annotated[
         AboveZero,
         "Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there; "
-        "requests that were spliced behind a changed field, and those that splice nothing, have means of their own.",
+        "requests spliced after a changed field, and those that only inherit spliced rows, have means of their own.",
     ] = 0.25
     audit_kl_cap: Annotated[AboveZero, "Nats: the most that one audited request counts in that mean."] = 2.0
     audit_window: Annotated[
@@ -112,29 +112,29 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     audit_min: Annotated[
         int, Range(1, 10_000), "Audited requests that a namespace must have before their mean can switch it off."
     ] = 16
-    # A fault is a defect: each may cost the whole index, and a server on which they go on gains nothing.
+    # A fault is a bug: each may cost the whole index, and a server with repeated faults gains nothing.
     fault_limit: Annotated[
         int,
         Range(1, 1_000_000),
-        "Number of faults (exceptions of the plugin, after which requests are computed as usual) that switches "
-        "splicing off on the whole server, until the cache is flushed or the server starts again.",
+        "Number of faults (exceptions in the plugin, after which requests are computed as usual) that switches "
+        "splicing off on the whole server, until the cache is flushed or the server restarts.",
     ] = 8
     pin_max_percent: Annotated[
         int,
         Range(0, 100),
-        "Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back.",
+        "Largest share of the KV pool, in percent, that pinned prompts may lock; beyond it the oldest are released.",
     ] = 25
     certificate: Annotated[
         str | None,
-        "Path of a certificate of `sglang-pic tune`; in a file, from the file's folder on. Start-up says whether it "
+        "Path of a certificate of `sglang-pic tune`, relative to the configuration's folder. Start-up logs whether it "
         'fits this server, and changes nothing unless `core.preset` is `"certified"`.',
     ] = None
 
     content_events: Annotated[
         ContentEvents | None,
-        'Tells routers what this server can splice, as salted names: `{"salt_file": "FILE"}`, a secret of 16 to 64 '
-        'bytes that servers and routers share, and for routers on other machines `"endpoint": "tcp://10.0.0.1:5570"`. '
-        "`null` tells nothing.",
+        'Announces the chunks that this server can splice to routers, as salted names: `{"salt_file": "FILE"}` with a '
+        "secret of 16 to 64 bytes that servers and routers share, and for routers on other machines "
+        '`"endpoint": "tcp://10.0.0.1:5570"`. `null` announces nothing.',
     ] = None
 
     def __post_init__(self) -> None:
@@ -152,15 +152,14 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class UncertifiedConfig(PicConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A configuration with the preset `"certified"`, read with the careful one: start-up decides on another."""
+    """A configuration with the preset `"certified"`, read as `"careful"` until start-up resolves it."""
 
 
 def read_config(text: str, *, certified: str | None = None) -> PicConfig:
     """Read a configuration from a JSON text, or from the file it names.
 
     Args:
-        certified: the preset that `"certified"` stands for; without one, such a configuration is an
-            `UncertifiedConfig`.
+        certified: the preset that replaces `"certified"`; without one, such a configuration is an `UncertifiedConfig`.
 
     Raises:
         ConfigError: the text is neither JSON nor a readable file, or a value is not allowed.
@@ -176,7 +175,7 @@ def read_config(text: str, *, certified: str | None = None) -> PicConfig:
                 f'give {{"core": {{"seam_tokens": 1}}}} or the path of such a file.'
             ) from error
         except ValueError as error:
-            raise ConfigError(f"{CONFIG_VARIABLE}={source!r}: not a text in UTF-8 ({error}); write it anew.") from error
+            raise ConfigError(f"{CONFIG_VARIABLE}={source!r}: not UTF-8 ({error}); save it as UTF-8.") from error
     try:
         given, kind = msgspec.json.decode(text), PicConfig
         if isinstance(given, dict) and isinstance(core := given.setdefault("core", {}), dict):
@@ -198,9 +197,12 @@ def read_config(text: str, *, certified: str | None = None) -> PicConfig:
 
 
 def load_config(*, certified: str | None = None) -> PicConfig:
-    """The configuration of this process: `SGLANG_PIC_CONFIG`, or the defaults where it is not set.
+    """The configuration of this process: `SGLANG_PIC_CONFIG`, or the defaults if it is not set.
 
     Args:
-        certified: as `read_config` takes it.
+        certified: as for `read_config`.
+
+    Raises:
+        ConfigError: as `read_config`.
     """
     return read_config(os.environ.get(CONFIG_VARIABLE, "").strip() or "{}", certified=certified)

@@ -45,8 +45,8 @@ class Refused(NamedTuple):
     reason: str
     """One clause."""
     change: str = "serve this model without --radix-cache-backend pic"
-    """One clause, which begins with a verb."""
+    """One clause that begins with a verb."""
 
     def line(self, what: str) -> str:
-        """The line that stops a server which has `what`."""
+        """The message that stops a server with `what`."""
         return f"--radix-cache-backend pic does not work with {what}: {self.reason}; {self.change}."

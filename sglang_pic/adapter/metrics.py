@@ -1,7 +1,7 @@
-"""How metrics are declared and exported.
+"""Declares and exports metrics.
 
-A metric is declared once, as data, beside the code that counts it, so that a page can list all of them without a
-server. `Series` exports declared metrics for one scheduler rank.
+A metric is declared once, as data, beside the code that counts it, so that pages can list all metrics without a server.
+`Series` exports declared metrics for one scheduler rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sglang_pic.core import Reason
 
 
 class MetricKind(Enum):
-    """What a metric is to Prometheus."""
+    """The type of a metric in Prometheus."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -24,7 +24,7 @@ class MetricKind(Enum):
 
 
 def descriptions(reasons: Iterable[Reason]) -> dict[str, str]:
-    """The description of each reason by its label, as `Metric.values` takes them."""
+    """The description of each reason by its label, for `Metric.values`."""
     return {reason.value: reason.description for reason in reasons}
 
 
@@ -37,7 +37,7 @@ class Metric(NamedTuple):
     label: str | None = None
     """A further label."""
     values: Mapping[str, str] = MappingProxyType({})
-    """Every value of `label`, with what the value means."""
+    """Every value of `label`, with its meaning."""
     buckets: tuple[float, ...] = ()
     """Upper bounds, for a histogram."""
 
@@ -50,7 +50,7 @@ class Series:
 
     Args:
         metrics: the declared metrics.
-        labels: the rank labels of every series, or `None` where the server exports no metrics or another rank does.
+        labels: the rank labels of every series, or `None` if the server exports no metrics or another rank does.
     """
 
     def __init__(self, metrics: Iterable[Metric], labels: Mapping[str, str] | None) -> None:
@@ -85,13 +85,13 @@ class Series:
             self._children[metric.name, value].set(amount)
 
     def observe(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
-        """Enter one observation into a histogram."""
+        """Add one observation to a histogram."""
         if self._children:
             self._children[metric.name, value].observe(amount)
 
 
 class _Child(Protocol):
-    """The methods of counters, gauges and histograms; each has a part of them."""
+    """The methods of counters, gauges and histograms; each has some of them."""
 
     def inc(self, amount: float) -> None: ...
 

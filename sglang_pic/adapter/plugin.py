@@ -1,7 +1,7 @@
 """The entry point `sglang.srt.plugins`: check the contract, then register everything or nothing.
 
-SGLang runs it in every process, before it parses the server's arguments, and swallows exceptions; so a failure that
-the operator must see leaves as `SystemExit`, which nothing swallows.
+SGLang runs it in every process, before it parses the server's arguments, and swallows exceptions, so a failure that the
+operator must see is a `SystemExit`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def register() -> None:
     """Register the backend `pic` and the front end's hooks.
 
     Raises:
-        SystemExit: SGLang is not what this version was built for, and the command line asks for the backend.
+        SystemExit: SGLang differs from what this version was built for, and the command line asks for the backend.
     """
     from sglang_pic.adapter.sglang.contract import CONTRACT, FRONT, check_contract
 
@@ -44,12 +44,12 @@ def register() -> None:
 
 
 def _create_cache(changed: list[str] | None, ctx: Any) -> Any:
-    # Imported here: only a scheduler that was asked for the backend pays for torch and the core.
+    # Imported here: only schedulers with the backend load torch and the core.
     from sglang_pic.adapter.factory import create_cache
     from sglang_pic.adapter.sglang.contract import check_contract
 
     try:
-        # The backend may be asked for in a file, or by a program.
+        # The backend may be set in a file, or by a program, too.
         return create_cache(ctx, changed_bodies=check_contract() if changed is None else changed)
     except PicError as error:
         logger.error("sglang_pic: %s", error)

@@ -1,5 +1,4 @@
-"""What this plugin shows in `/server_info`, one entry `pic` in the internal state of each scheduler, and takes from
-`/set_internal_state`."""
+"""The plugin's entry `pic` in `/server_info`, one for each scheduler, and its keys of `/set_internal_state`."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ def install(
     """Register the hook.
 
     Args:
-        parts: what reads each part of the entry, by name; called on the scheduler's thread at every request for
-            `/server_info`, so it must be quick. Parts may be added later.
-        of_features: reads the features' parts, likewise.
-        dp_rank: which of several ranks or replicas that serve requests of their own this is; `None` where there is one.
+        parts: functions that return each part of the entry, by name; called on the scheduler's thread at every request
+            for `/server_info`, so they must be quick. Parts may be added later.
+        of_features: returns the features' parts, likewise.
+        dp_rank: this rank or replica among those that serve requests of their own; `None` if there is one.
     """
     rank = {} if dp_rank is None else {"dp_rank": dp_rank}
 
@@ -36,11 +35,11 @@ def install(
 
 
 def take(key: str, refuse: Callable[[float], str], apply: Callable[[float], None]) -> None:
-    """Register the hook that has `/set_internal_state`, which reaches every rank and takes numbers, take one more key.
+    """Register a hook that adds a key to `/set_internal_state`, which takes numbers and is sent to every rank.
 
     Args:
         key: its name.
-        refuse: why a number is not taken, in one clause; empty where it is.
+        refuse: returns why a number is refused, in one clause, or an empty text.
         apply: called on the scheduler's thread, between two rounds.
     """
 

@@ -21,7 +21,7 @@ class CoreConfig(ReusePolicy, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_index_tokens: Annotated[
         int,
         Range(1, 1 << 40),
-        "Most tokens in the chunk index, about 16 bytes each; texts that begin alike share them.",
+        "Most tokens in the chunk index, about 16 bytes each; texts with a common prefix share them.",
     ] = 8_000_000
     max_index_bytes: Annotated[int, Range(1 << 16, 1 << 44), "Most host memory of the chunk index, in bytes."] = (
         256 << 20

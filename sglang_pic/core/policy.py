@@ -23,9 +23,8 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     preset: Annotated[
         Literal["careful", "balanced", "most"],
-        'Where the settings come from that are not given: `"careful"`; `"balanced"`, which compares contexts in the '
-        'last 256 tokens of a prompt alone; or `"most"`, which splices whatever is equal, wherever it stands and '
-        "whatever changed before it.",
+        'Gives the settings that are not set: `"careful"`; `"balanced"`, which compares contexts only in the last 256 '
+        'tokens of a prompt; or `"most"`, which splices all equal text, at any position and after any change.',
     ] = "careful"
     sink_tokens: Annotated[Length, "Tokens at the start of a prompt whose rows are neither spliced nor donated."] = 32
     seam_tokens: Annotated[
@@ -41,23 +40,21 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     min_spliced_tokens: Annotated[
         int,
         Range(1, _MAX_LENGTH),
-        "Fewest tokens of a run that must be left to splice; fewer reuse more, in pieces from many contexts.",
+        "Fewest tokens of a run after its seam; a smaller value reuses more, in pieces from many contexts.",
     ] = 64
     tail_tokens: Annotated[
         Length,
-        "Tokens at the end of a prompt that are computed unless a donor's context fits closely: the answer depends on "
-        "them most.",
+        "Tokens at the end of a prompt that are computed unless a donor's context is nearly equal: the answer depends "
+        "on them most.",
     ] = 256
-    foreign_tokens: Annotated[
-        Length, "Most tokens that a donor's context may have and the prompt not, for the tail."
-    ] = 8
+    foreign_tokens: Annotated[Length, "Most tokens of a donor's context that the prompt may lack, for the tail."] = 8
     unseen_percent: Annotated[
         Percent, "Largest share of the text before a run, in percent, that a donor's context may lack, for the tail."
     ] = 10
     near_tokens: Annotated[
         Length,
-        "Tokens at the end of a prompt that are near it, where contexts are compared at all; at least `tail_tokens`, "
-        "and none where these are 0.",
+        "Tokens at the end of a prompt in which `near_unseen_percent` applies; at least `tail_tokens`, and none if "
+        "that is 0.",
     ] = 1024
     near_unseen_percent: Annotated[
         Percent, "Largest share of the text before a run, in percent, that a donor's context may lack, near the end."
@@ -65,8 +62,8 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # One right answer in six over text in another order was lost in prompts of 1,200 to 3,200 tokens without this.
     far_unseen_percent: Annotated[
         Percent,
-        "The same in front of what is near, where another order counts as lacking: text in another order is computed. "
-        "With 100, or with a tail of 0, nothing is compared there.",
+        "The same before the last `near_tokens`, where text in another order counts as lacking. With 100, or with "
+        "`tail_tokens` 0, nothing is compared there.",
     ] = 40
     # Recorded agents lose next to nothing by it; documents in another order lose right answers without it.
     reordered_percent: Annotated[
@@ -78,26 +75,23 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_misfits: Annotated[
         int,
         Range(0, 1 << 16),
-        "Donors near the end whose context may turn out not to fit; after so many, all others there are taken not to.",
+        "Donors near the prompt's end with a context that does not fit; after so many no other one is compared there.",
     ] = 32
 
     edit: Annotated[
         Literal["notes", "in_place", "recompile"],
-        'What is computed behind a field that has another value than it had before the donor: `"notes"` what is likely'
-        ' to have drawn on the field, `"recompile"` everything, `"in_place"` nothing, which may answer with the old '
-        "value.",
+        'What is computed after a field that has another value than before the donor: `"notes"` the text that is '
+        'likely to depend on it, `"recompile"` everything, `"in_place"` nothing, which may answer with the old value.',
     ] = "notes"
     max_field_tokens: Annotated[
         int,
         Range(0, 4096),
-        "Longest difference between equal flanks that is a changed field; 0 takes no difference for one.",
+        "Longest difference between equal flanks that counts as a changed field; with 0 none does.",
     ] = 128
     edit_tail_tokens: Annotated[
-        Length, "Tokens at the end of a prompt that are computed where a field before them changed, with `edit: notes`."
+        Length, "Tokens at the end of a prompt that are computed if a field before them changed, with `edit: notes`."
     ] = 32
-    max_generation: Annotated[
-        int, Range(0, 1 << 16), "Most changed fields that a donor's rows may have behind them."
-    ] = 2
+    max_generation: Annotated[int, Range(0, 1 << 16), "Most changed fields that a donor's rows may depend on."] = 2
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,6 +1,6 @@
-"""Moving KV rows: the rotation of the live model, views of its KV pool, the splice.
+"""Moves KV rows: the rotation of the live model, views of its KV pool, the splice.
 
-Tensors in, tensors out. SGLang's objects are read by class name and attribute; its modules are never imported.
+SGLang's objects are read by class name and attribute; its modules are never imported.
 """
 
 from __future__ import annotations

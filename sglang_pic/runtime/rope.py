@@ -1,14 +1,14 @@
 """The rotation of a live model's keys, read from its own rotary embedding modules.
 
-Modules are recognised by class name and attributes, because nothing of SGLang is imported here. What is read is how far
-one position turns a key: the frequencies after scaling, and which dimensions form a pair. A magnitude (YaRN's `mscale`)
-is left out, because it is the same at every position, so a moved key keeps it. What cannot be shifted exactly is
-refused: frequencies that depend on the length, layers that use positions in another way, and every unknown class. Where
-queries are scaled by steps of positions, a row is shifted within its step only. Keys of a layer that says it uses no
-positions stay as they are; layers that do not say so are found by the start-up check (`checks.moved_rows`).
+Modules are recognised by class name and attributes, because nothing of SGLang is imported here. The frequencies after
+scaling are read, and the dimensions that form a pair. A magnitude (YaRN's `mscale`) is ignored: it is the same at every
+position. Everything that cannot be shifted exactly is refused: frequencies that depend on the length, layers that use
+positions in another way, and every unknown class. If queries are scaled by steps of positions, rows are shifted only
+within their step. Keys of layers that declare to use no positions are not rotated; the start-up check finds other such
+layers (`checks.moved_rows`).
 
-A sparse-attention indexer (DeepSeek-V3.2, GLM-5) turns keys of its own, by a rotary embedding of its own. MiniMax-M3's
-turns them as its layer does.
+A sparse-attention indexer (DeepSeek-V3.2, GLM-5) has keys and a rotary embedding of its own. MiniMax-M3's keys are
+rotated as its layer's.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from sglang_pic.errors import ContractError, Refused, UnsupportedError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexRope:
-    """What an indexer does to its keys at a position; layers with one object are moved together."""
+    """The rotation of an indexer's keys; layers that share one object are moved together."""
 
     rope: RopeParams
-    """Of their first dimensions."""
+    """Of the keys' first dimensions."""
     is_mixed: bool
     """Whether the Hadamard transform of the whole key follows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeGeometry:
-    """The rotation of every attention layer that a model holds.
+    """The rotation of every attention layer of a model.
 
     Attributes:
         layer_ids: the model's attention layers, ascending; with pipeline parallelism this rank's.
         params: the rotation of each of `layer_ids`; equal rotations are one object.
-        max_shift: the largest shift, in tokens and either direction, the reader asked for.
-        index: per layer its indexer, `None` where it has none; empty where no layer has one.
-        steps: within which a shift is exact; `None` where it is at all positions.
+        max_shift: the largest shift, in tokens and either direction.
+        index: per layer its indexer, or `None`; empty if no layer has one.
+        steps: a shift is exact only within them; `None` if it is exact at all positions.
     """
 
     layer_ids: tuple[int, ...]
@@ -56,7 +56,7 @@ class RopeGeometry:
     steps: PositionSteps | None = None
 
     def holding(self, indices: Sequence[int]) -> RopeGeometry:
-        """The same, with keys that do not turn in the layers at `indices` into `layer_ids`."""
+        """A copy that does not rotate the keys of the layers at `indices` into `layer_ids`."""
         still: dict[int, RopeParams] = {}
         params = [
             still.setdefault(id(rope), _still(rope)) if index in indices else rope
@@ -77,12 +77,12 @@ def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
 
     Args:
         model: the loaded model; parameters are not read, only the attributes of its rotary modules.
-        max_shift: the largest shift that will be asked for, in tokens: the context length.
+        max_shift: the largest shift, in tokens: the context length.
 
     Raises:
         UnsupportedError: the model has no RoPE, or one of its layers cannot be shifted exactly within `max_shift`; the
             message names the layer and the class.
-        ContractError: a module's table of angles is not that of the frequencies read from it.
+        ContractError: a module's table of angles differs from the frequencies read from it.
     """
     if not 0 < max_shift <= _MAX_SHIFT:
         raise ValueError(f"max_shift={max_shift!r}: must be in [1, {_MAX_SHIFT}]; pass the context length.")
@@ -144,7 +144,7 @@ _STEPS: Final[dict[str, Callable[[Any], PositionSteps | None]]] = {
     "Llama4Attention": _llama4_steps,
     "Ministral3Attention": _ministral_steps,
 }
-"""The modules that scale queries so, and how the steps are read: their keys and values are left alone."""
+"""The modules that scale queries by steps, and functions that read the steps; keys and values are not scaled."""
 
 
 def refuse_length(name: str, rotary: object, context_len: int) -> None:
@@ -152,11 +152,11 @@ def refuse_length(name: str, rotary: object, context_len: int) -> None:
 
     Args:
         name: the class of `rotary`.
-        rotary: has the attributes that tell the first such position.
+        rotary: its attributes give the first such position.
         context_len: in tokens.
 
     Raises:
-        UnsupportedError: naming both lengths.
+        UnsupportedError: it names both lengths.
     """
     fixed_len = int(_FIXED_LENGTHS.get(name, lambda _: context_len)(rotary))
     if context_len > fixed_len:
@@ -165,7 +165,7 @@ def refuse_length(name: str, rotary: object, context_len: int) -> None:
 
 
 class _Rotary(Protocol):
-    """What is read of a known rotary embedding; not every class has the factors."""
+    """The members read of a known rotary embedding; not every class has the factors."""
 
     rotary_dim: int
     is_neox_style: bool
@@ -175,7 +175,7 @@ class _Rotary(Protocol):
 
 
 class _ModelRotary(Protocol):
-    """What is read of a rotary embedding that a model holds for its layers."""
+    """The members read of a rotary embedding that a model has for its layers."""
 
     rope_type: str
     inv_freq: Tensor
@@ -196,7 +196,7 @@ def _read_params(module: nn.Module, max_shift: int) -> RopeParams:
     refuse_length(name, module, max_shift)
     rotary = cast(_Rotary, module)
     table: Tensor = getattr(module, "short_cos_sin_cache" if name == _LONG else "cos_sin_cache")
-    # On the device where the module keeps its table, because rounding differs by device.
+    # On the device of the module's table, because rounding differs by device.
     with torch.device(table.device):
         inv_freq = rotary._compute_inv_freq(_ARGUMENTS.get(name, attrgetter(KNOWN_EMBEDDINGS[name]))(rotary))
     inv_freq = inv_freq.detach().cpu()
@@ -220,7 +220,7 @@ def _read_params(module: nn.Module, max_shift: int) -> RopeParams:
 
 
 def _read_model_rotary(name: str, rotary: _ModelRotary) -> RopeParams:
-    """The rotation of layers that their model computes cosines and sines for; halves are paired, as in NeoX."""
+    """The rotation of layers that get cosines and sines from their model; halves are paired, as in NeoX."""
     if rotary.rope_type not in _FIXED_ROPE_TYPES:
         raise _unsupported(f"{name} of rope_type {rotary.rope_type!r}", _LENGTH)
     inv_freq = rotary.inv_freq.detach().to("cpu", torch.float32)
@@ -234,20 +234,23 @@ def _read_model_rotary(name: str, rotary: _ModelRotary) -> RopeParams:
     return RopeParams(inv_freq=inv_freq, rotary_dim=2 * half, is_neox_style=True)
 
 
-# What a table may differ by: the rounding of float32 angles, or of entries in the model's dtype. The limits of the
-# start-up check on rows are wider, so that a fault too small for rows of few bits at its shifts is found here.
+# Rounding of float32 angles, or of entries in the model's dtype. The limits of the start-up check on rows are wider, so
+# this finds errors too small for rows of few bits at its shifts.
 _TABLE_LIMITS: Final = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 _CHECKED_POSITION: Final = 1_000
 
 
 def _check_table(name: str, cos_sin: Tensor, position: int, inv_freq: Tensor) -> None:
-    """Compare the frequencies with the cosines and sines of the module's own, whatever their magnitude is.
+    """Compare the frequencies with the module's own cosines and sines, of any magnitude.
 
     Args:
         name: the module's class.
         cos_sin: of `position`, `[2, rotary_dim / 2]`.
         position: from 0.
-        inv_freq: what was read.
+        inv_freq: the frequencies that were read.
+
+    Raises:
+        ContractError: they differ by more than rounding.
     """
     given = cos_sin.detach().to("cpu", torch.float64)
     angles = position * inv_freq
@@ -257,12 +260,12 @@ def _check_table(name: str, cos_sin: Tensor, position: int, inv_freq: Tensor) ->
         raise ContractError(
             f"rotary embedding {name}: the table of angles differs from the frequencies read at position {position} by "
             f"a relative L2 of {error:.2g}; allowed is {limit:.2g} for a {cos_sin.dtype} table. This SGLang rotates "
-            "keys in a way this version does not know; serve without --radix-cache-backend pic."
+            "keys in a way this version does not know; start without --radix-cache-backend pic."
         )
 
 
 def _rotary_modules(model: nn.Module) -> dict[int, nn.Module | None]:
-    """The rotary module of every attention layer, by ascending layer id; None where it says that it uses none."""
+    """The rotary module of every attention layer, by ascending layer id; None if the layer declares to use none."""
     layers: dict[int, tuple[str, nn.Module | None]] = {}
     modules = dict(model.named_modules())
     for name, parent in modules.items():
@@ -296,7 +299,7 @@ def _indexers(model: nn.Module) -> dict[int, nn.Module]:
 
 
 def _mixes(indexer: nn.Module) -> bool:
-    """Whether the keys of an indexer go through the Hadamard transform: its fused writers leave it out."""
+    """Whether an indexer applies the Hadamard transform to its keys; its fused writers do not."""
     try:
         return not (indexer.use_dsa_indexer_fusion or indexer.use_aiter_fused_fp8_writer)
     except AttributeError as error:
@@ -304,9 +307,9 @@ def _mixes(indexer: nn.Module) -> bool:
 
 
 def _rotary_of(where: str, name: str, parent: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module | None:
-    """What turns the keys of an attention layer; None if the layer says that nothing does."""
+    """The module that rotates the keys of an attention layer; None if the layer declares to use none."""
     if type(parent).__name__ in _TURNED_BY_MODEL:
-        # Gemma 3 rotates by what the model hands down: its layers hold another one, without the scaling.
+        # Gemma 3's layers use the model's rotary embedding: their own one is not scaled.
         above = [name.rsplit(".", steps)[0] for steps in range(1, name.count(".") + 1)]
         holder = next((modules[each] for each in (*above, "") if hasattr(modules[each], _OF_WINDOWS)), None)
         if holder is None:
@@ -337,13 +340,13 @@ def _is_a(module: nn.Module, class_name: str) -> bool:
 # A float64 angle is exact to 1e-8 rad far beyond this; no context is longer.
 _MAX_SHIFT: Final = 1 << 24
 
-# Attributes by which an attention module says that it does not use the rotary embedding it holds.
+# Attributes by which an attention module declares that it does not use its rotary embedding.
 _ROPE_FLAGS: Final = ("use_rope", "attn_use_rope")
 
-# Modules that change a key by learned weights after its rotation, so that a moved key is no rotation of it.
+# Modules that change a key by learned weights after its rotation, so a moved key is not a rotation of it.
 _KEY_NORM_AFTER_ROPE: Final = frozenset({"HunYuanAttention"})
 
-# Attention layers that are given cosines and sines, and what of the model gives them to layers of each kind.
+# Attention layers that get cosines and sines from the model, and the model's attributes that give them.
 _TURNED_BY_MODEL: Final = frozenset({"Gemma3Attention"})
 _OF_ALL: Final = "rotary_emb"
 _OF_WINDOWS: Final = "rotary_emb_local"
@@ -395,7 +398,7 @@ KNOWN_EMBEDDINGS: Final = {
 
 _LONG: Final = "Phi3LongRoPEScaledRotaryEmbedding"
 _ARGUMENTS: Final[dict[str, Callable[[Any], Any]]] = {
-    # Whatever it is called, the base is fixed when the module is made.
+    # In spite of the names, the base is fixed when the module is made.
     "DynamicNTKAlphaRotaryEmbedding": lambda rotary: (
         rotary.base * rotary.scaling_alpha ** (rotary.rotary_dim / (rotary.rotary_dim - 2))
     ),
@@ -404,16 +407,16 @@ _ARGUMENTS: Final[dict[str, Callable[[Any], Any]]] = {
         * (rotary.scaling_factor**2 - (rotary.scaling_factor - 1)) ** (rotary.rotary_dim / (rotary.rotary_dim - 2))
     ),
 }
-"""The argument of those that compute it from the attribute."""
+"""Functions that compute this argument, for classes where the attribute is not the argument itself."""
 
 _FIXED_LENGTHS: Final[dict[str, Callable[[Any], float]]] = {
-    # NOTE: SGLang makes the table longer where the context is, and computes what it adds from the bare base.
+    # NOTE: SGLang extends the table for a longer context, and computes the extension from the unscaled base.
     "DynamicNTKAlphaRotaryEmbedding": lambda rotary: rotary.max_position_embeddings,
     "DynamicNTKScalingRotaryEmbedding": lambda rotary: rotary.max_position_embeddings * rotary.scaling_factor,
-    # A batch with a position behind it is turned by the long factors, the others by the short ones.
+    # A batch with a later position is rotated by the long factors, others by the short ones.
     _LONG: lambda rotary: rotary.original_max_position_embeddings,
 }
-"""The positions at which the frequencies are those that are read, for classes that have others behind them."""
+"""The number of positions with the frequencies that are read, for classes that have others after them."""
 
 MODEL_EMBEDDINGS: Final = ("Gemma3RotaryEmbedding",)
-"""The classes that a model holds for its layers and that can be read."""
+"""The classes that can be read and that a model has for its layers."""

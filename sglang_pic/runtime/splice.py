@@ -1,7 +1,4 @@
-"""Copies KV rows from slot to slot in all layers of a pool, with keys rotated by a shift, and index keys with them.
-
-The caller decides which rows are copied where, and owns the targets.
-"""
+"""Copies KV rows between slots in all layers of a pool, with keys and index keys rotated by a shift."""
 
 from __future__ import annotations
 
@@ -43,14 +40,14 @@ class _Group:
     rope: RopeParams
     keys: LayerBuffers
     values: LayerBuffers | None
-    """None where the keys hold everything."""
+    """None if `keys` are whole rows: latent rows or index keys."""
     is_window: bool
-    """Whether their rows are in the slots of the window pool."""
+    """Whether their rows are in the window pool."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IndexGroup:
-    """Layers whose index keys turn alike."""
+    """Layers whose index keys have one rotation."""
 
     form: IndexRope
     pages: LayerBuffers
@@ -58,13 +55,13 @@ class _IndexGroup:
 
 
 class Splicer:
-    """Moves KV rows between slots of one pool. One per model runner; not thread safe."""
+    """Copies KV rows between slots of one pool. One per model runner; not thread-safe."""
 
     def __init__(self, view: PoolView, geometry: RopeGeometry) -> None:
         """Bind the layers of `view` to their rotations.
 
         Raises:
-            UnsupportedError: the pool's layers are not the model's, or a rotary part does not fit a row.
+            UnsupportedError: pool and model have different layers, or a rotary part does not fit a row.
         """
         pool_ids = tuple(range(view.start_layer, view.start_layer + view.num_layers))
         if pool_ids != geometry.layer_ids:
@@ -90,8 +87,8 @@ class Splicer:
             _log_choice(choose_index(each.pages, each.form.rope), len(each.pages), view.device)
 
     def hold(self, layers: Sequence[int]) -> None:
-        """Leave the keys of some of the pool's layers as they are from now on; no host pool is bound yet."""
-        assert self._host is None, "its sources are those of the groups before"
+        """Copy the keys of `layers`, indices into the pool, without rotation from now on; call before `bind_host`."""
+        assert self._host is None, "the host's sources belong to the earlier groups"
         self._bind(self.geometry.holding(layers))
 
     def _bind(self, geometry: RopeGeometry) -> None:
@@ -113,33 +110,33 @@ class Splicer:
                 self._groups.append(_Group(rope.to(view.device), keys, values=None, is_window=False))
 
     def splice(self, src: Tensor, dst: Tensor, shifts: Tensor, windows: Tensor | None = None) -> None:
-        """Copy the rows of `src` to `dst` in all layers, keys turned by each token's shift.
+        """Copy the rows of `src` to `dst` in all layers, keys rotated by each token's shift.
 
-        The caller holds the donors of `src` and owns `dst`; every row of `src` has been written in all layers (a
-        hierarchical cache must have finished loading it). Work is queued on the current stream and ordered
-        with the model's; on a CPU it is done on return. Cost O(n) per layer; `n = 0` does nothing.
+        The caller has locked the donors of `src` and owns `dst`; every row of `src` was written in all layers (loads
+        from a host are done). Work is queued on the current stream; on a CPU it is done on return. Cost O(n) per
+        layer; `n = 0` does nothing.
 
         Args:
             src: `[n]` int64 slots, on the pool's device.
             dst: `[n]` int64 slots, each once, none of them in `src`.
             shifts: `[n]` int32 or int64 tokens, target position minus source position, within `max_shift`.
-            windows: `[n]` int64, the slots of `src` in the window pool, as they were when the donors were locked; by
-                default as they are when the copy runs. Those of `dst` are looked up then.
+            windows: `[n]` int64, the slots of `src` in the window pool, read while the donors were locked; by default
+                looked up when the copy runs, as those of `dst` are.
 
         Raises:
             TypeError: a wrong dtype.
             ValueError: shapes or devices differ, or, on a CPU only, slots are out of bounds, repeated in `dst`
-                or shared by both, or a shift exceeds `max_shift`. Nothing has been written. On an accelerator
-                values are not read back: checking them would stall the stream.
+                or shared by both, or a shift exceeds `max_shift`. Nothing was written. On an accelerator values are
+                not checked: reading them back would stall the stream.
         """
         self._move(src, dst, shifts, [None] * len(self._groups), windows)
         self._move_index(src, dst, shifts, [None] * len(self._index))
 
     def bind_host(self, host: HostView) -> None:
-        """Let `fetch` read the rows of a host pool.
+        """Set the host pool that `fetch` reads.
 
         Raises:
-            UnsupportedError: the fused kernel does not cover the pool's rows, and nothing else reads host memory.
+            UnsupportedError: the fused kernel, the only one that reads host memory, does not cover the pool's rows.
         """
         if self.view.index_rows:
             raise UnsupportedError(INDEX_FETCH.line("block-sparse attention with a host pool"))
@@ -155,17 +152,16 @@ class Splicer:
         self._host = host, sources, index
 
     def fetch(self, host_slots: Tensor, dst: Tensor, shifts: Tensor) -> None:
-        """Copy rows of the host pool to `dst` in all layers, keys turned by each token's shift.
+        """Copy rows of the host pool to `dst` in all layers, keys rotated by each token's shift.
 
-        Nothing is written to the device before: the kernel reads pinned host memory. The caller holds the host slots
-        until the work that is queued here is done.
+        The kernel reads pinned host memory. The caller keeps the host slots locked until the queued work is done.
 
         Args:
             host_slots: `[n]` int64 slots of the host pool, in host memory.
             dst: as in `splice`, likewise `shifts`.
 
         Raises:
-            TypeError: as `splice` does, likewise `ValueError`.
+            TypeError: as `splice`, likewise `ValueError`.
         """
         assert self._host is not None, "no host pool is bound"
         host, sources, index = self._host
@@ -215,12 +211,12 @@ class Splicer:
 
 
 def _bring(slots: Tensor, device: torch.device) -> Tensor:
-    """Slots in host memory on `device`; only a copy from pinned memory does not make the host wait for queued work."""
+    """Slots in host memory on `device`; copied from pinned memory, which does not block the host."""
     return slots if device.type == "cpu" else slots.pin_memory().to(device, non_blocking=True)
 
 
 def _index_groups(view: PoolView, geometry: RopeGeometry) -> list[_IndexGroup]:
-    """The index keys of a pool, by rotation; a layer that uses another one's index has none."""
+    """The index keys of a pool, by rotation; a layer that uses another layer's index has none."""
     filled = {layer for layer, pages in enumerate(view.index) if len(pages)}
     groups: dict[IndexRope, list[int]] = {}
     for layer, form in enumerate(geometry.index):
@@ -241,7 +237,7 @@ def _index_groups(view: PoolView, geometry: RopeGeometry) -> list[_IndexGroup]:
 
 
 def _by_pool(view: PoolView, indices: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """The layers outside the window pool, then those in it, as far as there are any."""
+    """The layers outside the window pool, and those in it, each if there are any."""
     window = frozenset[int]() if view.windows is None else view.windows.layers
     for is_window in (False, True):
         part = [index for index in indices if (index in window) is is_window]
@@ -250,7 +246,7 @@ def _by_pool(view: PoolView, indices: Sequence[int]) -> Iterator[tuple[bool, lis
 
 
 def _log_choice(choice: Choice, num_layers: int, device: torch.device) -> None:
-    """Once per group at start-up: an accelerator without its fused kernel is worth a warning."""
+    """Log the kernel of a group; warn if an accelerator has no fused one."""
     if choice.backend is Backend.EAGER and device.type != "cpu":
         logger.warning(
             "splices of %d layers run in eager torch, not in the fused kernel: %s", num_layers, choice.reason

@@ -1,7 +1,7 @@
 """SGLang's KV pools as plain tensors, one row per token slot.
 
-A pool is recognised by its exact class name, because nothing of SGLang is imported here. A subclass of a known pool is
-refused: subclasses exist to change the layout.
+A pool is recognised by its exact class name, because nothing of SGLang is imported here. Subclasses of known pools are
+refused: they change the layout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang_pic.errors import ContractError, Refused, UnsupportedError
 
 
 class PoolKind(Enum):
-    """What a row of the pool is."""
+    """The kind of a pool's rows."""
 
     MHA = "mha"
     """Keys and values per KV head, in separate buffers."""
@@ -29,14 +29,14 @@ class PoolKind(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowRows:
-    """The layers with sliding windows, where these have a pool of their own with slots of its own.
+    """The layers with sliding windows, if these have a pool and slots of their own.
 
-    SGLang gives a token a slot in both pools, and takes the one in the window pool away, alone, once the token is
-    outside the window or where that pool is short. The token's entry in `slots` is 0 then: the padding slot.
+    SGLang allocates a slot for a token in both pools, and frees the one in the window pool earlier: when the token
+    leaves the window, or that pool is short. The token's entry in `slots` is then 0, the padding slot.
 
     Attributes:
         layers: indices of these layers among all.
-        slots: `[num_slots + 1]` int64, by slot of the pool of all other layers, SGLang's own table. The scheduler
+        slots: `[num_slots + 1]` int64, SGLang's own table, by slot of the pool of all other layers. The scheduler
             changes it on its own stream, so a donor's entries are read there, while the donor is locked.
         num_slots: slots per buffer, the padding page included.
     """
@@ -51,20 +51,20 @@ class PoolView:
     """The buffers of a KV pool; they are the pool's own memory, not copies.
 
     Attributes:
-        kind: what a row is.
+        kind: the kind of rows.
         keys: per layer `[num_slots, num_kv_heads, head_dim]`, or the latent rows `[num_slots, 1, row_dim]`.
         values: per layer `[num_slots, num_kv_heads, v_head_dim]`; empty for MLA.
-        dtype: the rows' dtype; FP8 pools store bytes, seen here as FP8.
+        dtype: the rows' dtype; FP8 pools store bytes, viewed as FP8.
         num_slots: slots per buffer, the padding page included; not of the buffers in `windows`.
         page_size: tokens per page of the allocator.
         rope_offset: first dimension of the rotary part: 0 for MHA, `kv_lora_rank` for MLA.
-        rope_dim: dimensions from `rope_offset` on that may hold rotary pairs.
+        rope_dim: dimensions from `rope_offset` on that may be rotary.
         start_layer: layer id of the first buffer (pipeline parallelism).
-        index: per layer the pages of a sparse-attention indexer's keys, see `pic_kernels.index_pages`, of no length
-            where a layer has none; empty where no layer has any.
-        index_rows: per layer the keys of another indexer, `[num_slots, 1, index_dim]`, rows like all others, which turn
-            as the layer's keys do; None where a layer has none, empty where no layer has any.
-        windows: the layers whose rows are in a second pool; None where one pool has all.
+        index: per layer the pages of a sparse-attention indexer's keys (`pic_kernels.index_pages`), of length 0 if the
+            layer has none; empty if no layer has any.
+        index_rows: per layer the keys of another kind of indexer, `[num_slots, 1, index_dim]`, which are rotated as the
+            layer's keys; None if the layer has none, empty if no layer has any.
+        windows: the layers whose rows are in a second pool; None if there is one pool.
     """
 
     kind: PoolKind
@@ -82,19 +82,19 @@ class PoolView:
 
     @property
     def num_layers(self) -> int:
-        """Layers that the pool holds on this rank."""
+        """Layers of the pool on this rank."""
         return len(self.keys)
 
     @property
     def index_dtype(self) -> torch.dtype | None:
-        """Of the index keys; None where no layer has any."""
+        """Dtype of the index keys; None if no layer has any."""
         if self.index:
             return torch.float8_e4m3fn
         return next((rows.dtype for rows in self.index_rows if rows is not None), None)
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device of the rows."""
         return self.keys[0].device
 
     def fill(self, slots: Tensor, byte: int) -> None:
@@ -108,7 +108,7 @@ class PoolView:
                 scales.view(torch.uint8).unflatten(1, (PAGE_TOKENS, 4))[place(slots)] = byte
 
     def places(self, slots: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every buffer of every layer but pages of index keys, each with where in it the rows of `slots` are."""
+        """Every buffer of every layer but pages of index keys, each with the indices of the rows of `slots` in it."""
         for layer in range(self.num_layers):
             for buffer in self._buffers(layer):
                 yield buffer, self._slots_in(layer, slots)
@@ -117,7 +117,7 @@ class PoolView:
                 yield rows, slots
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, ...]:
-        """The rows of `slots` in one of the layers, in float64: keys and values, or the latent rows alone."""
+        """The rows of `slots` in one of the layers, in float64: keys and values, or the latent rows."""
         # By bytes, because FP8 has no gather on every device.
         rows = (buffer.view(torch.uint8)[self._slots_in(layer, slots)] for buffer in self._buffers(layer))
         return tuple(part.view(self.dtype).to(torch.float64) for part in rows)
@@ -129,7 +129,7 @@ class PoolView:
         return self.windows.slots[slots] if self.windows is not None and layer in self.windows.layers else slots
 
     def read_index(self, layer: int, slots: Tensor) -> Tensor | None:
-        """The index keys of `slots` in a layer, as they are stored, in float64; `None` where it has none."""
+        """The index keys of `slots` in a layer, as stored, in float64; `None` if it has none."""
         rows = self.index_rows[layer] if self.index_rows else None
         if rows is not None:
             return rows.view(torch.uint8)[slots].view(rows.dtype).to(torch.float64)
@@ -141,11 +141,11 @@ def view_pool(kv_pool: object) -> PoolView:
     """The view of SGLang's KV pool.
 
     Args:
-        kv_pool: `model_runner.token_to_kv_pool`, after its buffers were allocated for good.
+        kv_pool: `model_runner.token_to_kv_pool`, with its final buffers.
 
     Raises:
-        UnsupportedError: the pool, its layout or its dtype is not one whose rows can be moved.
-        ContractError: a supported pool does not look as it did when this was written.
+        UnsupportedError: rows of this pool, layout or dtype cannot be moved.
+        ContractError: a supported pool lacks an attribute, or stores another dtype.
     """
     name = type(kv_pool).__name__
     if name == WINDOW_POOL:
@@ -160,7 +160,7 @@ def view_pool(kv_pool: object) -> PoolView:
 
 
 def _view_one(kv_pool: object) -> PoolView:
-    """The view of a plain pool, which may hold no layer where another one is beside it."""
+    """The view of a plain pool; it may have no layers if it is one of two."""
     name = type(kv_pool).__name__
     kind = KNOWN_POOLS.get(name)
     if kind is None:
@@ -195,7 +195,7 @@ def _view_one(kv_pool: object) -> PoolView:
 
 
 def _view_both(pool: _WindowPool) -> PoolView:
-    """The view of a pool that is made of two, in the order of the model's layers."""
+    """The view of a pool with a window pool, in the order of the model's layers."""
     try:
         for attribute, reason in _OTHER_WINDOWS.items():
             if getattr(pool, attribute):
@@ -224,7 +224,7 @@ def _view_both(pool: _WindowPool) -> PoolView:
 
 
 def _view_blocks(pool: _BlockPool) -> PoolView:
-    """The view of a pool of keys and values beside one of index keys, which some of the layers have."""
+    """The view of a pool with an index-key pool for some layers."""
     try:
         for attribute, reason in _OTHER_BLOCKS.items():
             if getattr(pool, attribute):
@@ -283,7 +283,7 @@ REFUSED_POOLS: Final = {
 }
 UNKNOWN_POOL: Final = Refused("how it stores rows is not known")
 
-# Attributes that mark another layout inside a known class, with the values they have in the plain one.
+# Attributes that show another layout of a known class, with their values in the plain one.
 PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], Refused], ...]] = (
     ("kv_cache_layout", ("nhd",), Refused("rows must be [slot, head, dim]", _PLAIN_ROWS)),
     ("use_hnd", (False,), Refused("rows must be [slot, head, dim]", _PLAIN_ROWS)),
@@ -310,7 +310,7 @@ PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], Refused], ...]] = (
 
 
 class _Pool(Protocol):
-    """What is read of a pool; K and V for MHA, the latent for MLA."""
+    """The attributes read of a pool; K and V for MHA, the latent for MLA."""
 
     size: int
     page_size: int
@@ -328,31 +328,31 @@ class _Pool(Protocol):
 
 
 class _IndexKeyCache(Protocol):
-    """What is read of the cache of an indexer's keys."""
+    """The attribute read of the cache of an indexer's keys."""
 
     buffer: list[Tensor]
 
 
 class _WindowPool(Protocol):
-    """What is read of `WINDOW_POOL`."""
+    """The attributes read of `WINDOW_POOL`."""
 
     layer_num: int
     full_kv_pool: object
     swa_kv_pool: object
     layers_mapping: dict[int, tuple[int, bool]]
-    """By layer: its index in its pool, and whether that is the one of windows."""
+    """By layer: its index in its pool, and whether that is the window pool."""
     full_to_swa_index_mapping: Tensor
 
 
 class _BlockPool(Protocol):
-    """What is read of `BLOCK_POOL`."""
+    """The attributes read of `BLOCK_POOL`."""
 
     main_pool: object
     dense_pool: object | None
     index_kv_pool: object | None
     index_k_pool: _Pool | None
     index_k_layer_id_mapping: dict[int, int]
-    """By layer that has an indexer: its index in `index_k_pool`."""
+    """By layer with an indexer: its index in `index_k_pool`."""
 
 
 def _refusal(kv_pool: object) -> str:
@@ -376,7 +376,7 @@ def _refuse_layout(pool: _Pool) -> None:
 
 
 def _typed(pool: _Pool, buffers: list[Tensor], shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """The buffers in the pool's dtype, checked to be `shape` and free of gaps."""
+    """The buffers in the pool's dtype, checked to be of `shape` and contiguous."""
     name = type(pool).__name__
     for layer, buffer in enumerate(buffers):
         if tuple(buffer.shape) != shape or not buffer.is_contiguous():

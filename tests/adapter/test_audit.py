@@ -408,7 +408,7 @@ def test_requests_behind_a_changed_field_are_drawn_more_often(rate: float, chang
 @pytest.mark.parametrize(
     ("window", "fields", "words"),
     [
-        (Window.CHANGED, {"behind_change": 16}, ("behind a changed field", 'core.edit "recompile"')),
+        (Window.CHANGED, {"behind_change": 16}, ("after a changed field", 'core.edit "recompile"')),
         (
             Window.INHERITED,
             {"chunk_hit": 0, "inherited": 5},

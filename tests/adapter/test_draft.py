@@ -225,7 +225,7 @@ def test_start_up_checks_the_rows_of_the_draft(reads_hidden_states: bool, monkey
     assert (keys < 5e-2, unread < 0.1) == (True, True)
     assert all(map(torch.equal, runner.buffers, before))
     runner.reads_prefix = False
-    with pytest.raises(UnsupportedError, match="tokens behind a splice do not read its rows"):
+    with pytest.raises(UnsupportedError, match="tokens after a splice do not read its rows"):
         check()
 
 

@@ -127,7 +127,7 @@ def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
         ("path", None, r"^layer 0: rows of a gap batch .* does not execute splices here", ContractError),
         ("path.move_rows", lambda gap: gap.locks.close(), r"^layer 0: rows of a gap batch .* L2 of inf", ContractError),
         # The rows of the first layer are right: they depend on their own tokens.
-        ("reads_prefix", False, r"backend 'by hand' .*tokens behind a splice do not read its rows", UnsupportedError),
+        ("reads_prefix", False, r"backend 'by hand' .*tokens after a splice do not read its rows", UnsupportedError),
     ],
 )
 def test_a_pass_that_does_not_splice_move_or_read_stops(

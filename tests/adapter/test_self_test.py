@@ -147,7 +147,7 @@ def test_a_right_splicer_is_exact_and_leaves_nothing_behind(results: dict[str, A
     [
         # For what it is, not for what the model makes of another context.
         *(
-            (fault, "failed", "first-layer keys of moved prompts.*Rows are not moved as this model needs")
+            (fault, "failed", "first-layer keys of moved prompts.*Moved rows are wrong for this model")
             for fault in _FAULTS
         ),
         # It computes the whole prompt, which would be right if it were given the prompt.

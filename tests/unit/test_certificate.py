@@ -73,7 +73,7 @@ def test_a_server_says_one_line(tmp_path: Path) -> None:
             *(path, changed(sglang="0.5.22", page_size=64), True),
             "); measured with another setup: SGLang 0.5.22 here, 0.5.23 there, page size 64 here, 1 there",
         ),
-        (broken, SERVED, False, "no certificate that this version can read"),
+        (broken, SERVED, False, "not a certificate that this version can read"),
         (tmp_path / "none", SERVED, False, "No such file"),
     ):
         checked = check_certificate(str(file), here)

@@ -1,7 +1,7 @@
-"""The start-up check of a gap batch: rows computed around and behind splices must equal those of a full prefill.
+"""The start-up check of a gap batch: rows computed around and after splices must equal those of a full prefill.
 
-The tokens that the batch is given at its runs are wrong ones, so only a pass that splices, computes the gaps alone and
-lets them read the spliced rows comes out right. The caller runs the model.
+The batch gets wrong tokens at its runs, so its rows are right only if the pass splices, computes only the gaps, and
+their attention reads the spliced rows. The caller runs the model.
 """
 
 from __future__ import annotations
@@ -24,25 +24,23 @@ _UNREAD: Final = 0.5
 
 
 class GapErrors(NamedTuple):
-    """How far the rows of a gap batch are from those of a full prefill."""
+    """Errors of the rows of a gap batch against those of a full prefill."""
 
     first: float
     """Relative L2 of the first layer's rows, spliced and computed ones."""
     unread: float
-    """Of the computed rows behind splices: the distance from the right rows in units of the distance between the right
-    ones and those behind the wrong tokens. Median over tokens, the smallest of the layers behind the first; with one
-    layer that of the logits. Rounding and depth blur the last layers at most, a splice that is not read is 1 in all of
-    them."""
+    """How little the computed rows after splices depend on them: their distance from the right rows over the distance
+    of rows after the wrong tokens. Median over tokens, the smallest of all layers but the first; with one layer that of
+    the logits. It is 1 in all layers if splices are not read; rounding raises it in the last layers only."""
 
 
 class GapRows(NamedTuple):
-    """The rows of one layer at every position, `[num_tokens, width]` float64: keys and values, or latent rows. Or the
-    logits, `[1, vocab_size]`."""
+    """The rows of one layer at every position, `[num_tokens, width]` float64, or the logits, `[1, vocab_size]`."""
 
     full: Tensor
     """Computed in full."""
     spliced: Tensor
-    """Spliced and computed by the gap batch."""
+    """Of the gap batch."""
     misled: Tensor
     """Computed in full with the wrong tokens at the runs."""
 
@@ -57,16 +55,16 @@ def measure_gaps(rows: Sequence[GapRows], behind: Sequence[int], logits: GapRows
     """Compare the rows of a gap batch, layer by layer; waits for the device.
 
     Args:
-        rows: of each layer.
-        behind: the positions that are computed behind a splice.
-        logits: of the last token.
+        rows: each layer's.
+        behind: the positions that are computed after a splice.
+        logits: the last token's.
 
     Returns:
         `[max(2, num_layers)]` float64 on the CPU: `GapErrors.first`, then values whose smallest is `GapErrors.unread`.
     """
     errors = [relative_l2(rows[0].spliced, rows[0].full)]
     deeper = [GapRows(*(part[list(behind)] for part in layer)) for layer in rows[1:]]
-    # The rows of a first layer tell nothing of what its attention reads.
+    # The rows of a first layer do not depend on its attention.
     for full, spliced, misled in deeper or [logits]:
         share = (spliced - full).norm(dim=1) / (misled - full).norm(dim=1)
         errors.append(float(share.median()))
@@ -74,28 +72,28 @@ def measure_gaps(rows: Sequence[GapRows], behind: Sequence[int], logits: GapRows
 
 
 def judge_gaps(errors: Tensor, view: PoolView, backend: str) -> GapErrors:
-    """Refuse a server whose gap batches are not what a full prefill is.
+    """Refuse a server whose gap batches differ from a full prefill.
 
     Args:
-        errors: what `measure_gaps` returned, the worst of all ranks.
+        errors: from `measure_gaps`, the worst of all ranks.
         view: the pool they were measured on.
         backend: the prefill attention backend.
 
     Raises:
-        ContractError: rows are not spliced, or gaps not computed, where they should be.
-        UnsupportedError: what is computed behind splices does not depend on them.
+        ContractError: rows are not spliced, or gaps not computed.
+        UnsupportedError: rows computed after splices do not depend on them.
     """
     first, limit = float(errors[0]), ROW_LIMITS[view.dtype].first
     if first > limit:
         raise ContractError(
             f"layer {view.start_layer}: rows of a gap batch differ from those of a full prefill by a relative L2 of "
-            f"{first:.2g}; allowed is {limit:.2g} for {view.dtype} rows. The forward pass does not execute splices "
-            "here: serve without --radix-cache-backend pic."
+            f"{first:.2g}; allowed is {limit:.2g} for {view.dtype} rows. The forward pass does not execute splices: "
+            "start without --radix-cache-backend pic."
         )
     unread = float(errors[1:].min())
     if unread > _UNREAD:
         reason = (
-            f"tokens behind a splice do not read its rows ({unread:.2g} of the way to rows without the splice; "
+            f"tokens after a splice do not read its rows ({unread:.2g} of the way to rows without the splice; "
             f"allowed is {_UNREAD})"
         )
         refused = Refused(reason, "choose another one with --attention-backend")

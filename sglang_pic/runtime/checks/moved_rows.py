@@ -1,8 +1,7 @@
 """The start-up check on rows: a moved row must equal the row that the live model computes at the new position.
 
-RoPE attention sees relative positions only. So a token sequence that is its own whole context has the same values at
-any position, and keys that differ by one rotation, whatever the model, its attention kernel and its pool do. The caller
-says how rows are computed.
+RoPE attention depends on relative positions only. So a token sequence without a prefix has the same values at any
+position, and keys that differ by one rotation, with any model, attention kernel and pool. The caller runs the model.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ ComputeRows: TypeAlias = Callable[[Tensor, int], None]
 
 
 class RowLimits(NamedTuple):
-    """Relative L2 between the moved rows of one layer and those computed there."""
+    """Limits of the relative L2 between the moved rows of one layer and those computed there."""
 
     first: float
-    """Allowed in the first layer. Its rows depend on their own token only, so only rounding may differ."""
+    """For the first layer, whose rows depend on their own token only: only rounding may differ."""
     deeper: float
-    """Ordinary in the other layers, whose inputs were computed from queries and keys rounded at other positions."""
+    """Usual in the other layers, whose inputs were computed from queries and keys rounded at other positions."""
 
 
 # Largest seen over shifts on the CPU platform, 2026-11: keys of the first layer, keys and values of any. A wrong base,
-# layout or scaling is of order one at some shift in its own layer's keys and in nothing else; depth, and experts chosen
-# otherwise, raise keys and values of all layers behind, without a bound that would hold for every model.
+# layout or scaling is of order one at some shift in its own layer's keys and in nothing else; depth, and another choice
+# of experts, raise keys and values of all later layers, without a bound for every model.
 #               tiny-gqa, 4 layers         tiny-mla, 4 (experts)      SmolLM2, 30
 #   float32     4.1e-5  1.4e-4  1.3e-4     4.0e-5  1.3e-4  1.3e-4     2.1e-5  3.5e-5  5.1e-5
 #   bfloat16    4.1e-3  1.7e-2  1.6e-2     3.9e-3  2.0e-2  1.9e-2     3.6e-3  1.7e-2  3.4e-2
@@ -48,10 +47,10 @@ ROW_LIMITS: Final[Mapping[torch.dtype, RowLimits]] = MappingProxyType(
         torch.float8_e4m3fn: RowLimits(1e-1, 4e-1),
     }
 )
-"""What the tested models stay below, by the dtype of their KV rows."""
+"""Limits that the tested models stay below, by the dtype of their KV rows."""
 
 _UNEXPLAINED: Final = 3.0
-"""Keys of a deeper layer whose error is this many times that of the rest of the rows were turned wrongly: errors of
+"""Keys of a deeper layer are rotated wrongly if their error is this many times that of the rest of the rows: errors of
 earlier layers are in both."""
 
 _SHIFTS: Final = (1, 17, 1_000, 8_000)
@@ -73,24 +72,24 @@ class RowErrors:
     """The largest relative L2 over shifts, of each kind of row."""
 
     first_keys: float
-    """Of the keys' rotary part in the first layer."""
+    """The keys' rotary part in the first layer."""
     keys: float
-    """Of the keys' rotary part in any layer."""
+    """The keys' rotary part in any layer."""
     rest: float
-    """Of what does not turn, in any layer: values, latent rows, the rest of the keys."""
+    """Parts that are not rotated, in any layer: values, latent rows, the rest of the keys."""
     unmoved_keys: float
-    """Of keys that were not rotated, at the longest shift, the smallest over layers that turn: how a fault looks."""
+    """Unrotated keys at the longest shift, the smallest over rotated layers: the error of a missing rotation."""
     index_keys: float = 0.0
-    """Of an indexer's keys in any layer; they may have another dtype than the rows."""
+    """An indexer's keys in any layer; they may have another dtype than the rows."""
     noisy_layers: tuple[int, ...] = ()
-    """Layers behind the first whose error is larger than in the tested models, though nothing in them is wrong."""
+    """Layers after the first whose error is larger than in the tested models, but passes."""
     still_layers: tuple[int, ...] = ()
-    """Layers, counted from the pool's first, that hold a rotary embedding and whose keys are the same at any position.
-    The errors are those of keys that were not rotated there."""
+    """Layers, counted from the pool's first, with a rotary embedding but the same keys at any position; they are not
+    rotated."""
 
 
 def checked_shifts(context_len: int, num_tokens: int) -> tuple[int, ...]:
-    """The shifts at which rows are compared, within a context; the last is there and back.
+    """The shifts at which rows are compared, within a context; the last one is the longest one back.
 
     Raises:
         ValueError: the context is too short for any.
@@ -104,18 +103,18 @@ def checked_shifts(context_len: int, num_tokens: int) -> tuple[int, ...]:
 def measure_rows(splicer: Splicer, compute: ComputeRows, slots: RowSlots, shifts: Sequence[int]) -> Tensor:
     """Compute rows, move them, and compare them with rows computed there.
 
-    Writes the rows of `slots` and nothing else; the caller owns them and puts them back. Makes `len(shifts) + 1` calls
-    of `compute` and waits for the device.
+    Writes only the rows of `slots`, which the caller owns. Calls `compute` `len(shifts) + 1` times and waits for the
+    device.
 
     Args:
-        splicer: the one that is to serve requests.
+        splicer: the splicer that will serve requests.
         compute: runs the model.
-        slots: where.
-        shifts: what `checked_shifts` returned; a negative one moves rows from `-shift` to position 0.
+        slots: the slots to write.
+        shifts: from `checked_shifts`; a negative one moves rows from `-shift` to position 0.
 
     Returns:
-        `[len(shifts), num_layers, 4]` float64 on the CPU: relative L2 of keys, of the rest, of keys left unmoved, and
-        of index keys (0 where a layer has none); infinite where rows are not finite or were never written.
+        `[len(shifts), num_layers, 4]` float64 on the CPU: relative L2 of keys, of the rest, of unrotated keys, and of
+        index keys (0 if a layer has none); infinite if rows are not finite or were not written.
     """
     for written in slots:
         splicer.view.fill(written, 0)
@@ -130,26 +129,26 @@ def measure_rows(splicer: Splicer, compute: ComputeRows, slots: RowSlots, shifts
 
 
 def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErrors:
-    """Refuse a model whose moved rows are not the rows it computes.
+    """Refuse a model whose moved rows differ from computed ones.
 
-    The first layer is judged by a limit. A deeper one is judged by whether its keys are further off than the rest of
-    its rows: what it got from the layers before, such as other experts for some tokens, is reported and not judged.
-    A layer that fails, and would not if its keys had been left alone, uses no positions, as long as others do.
+    The first layer fails above a limit. A deeper one fails if its keys have a larger error than the rest of its rows:
+    errors that it inherits, such as another choice of experts, are only reported. A layer that fails, but would not
+    with unrotated keys, does not depend on positions, if other layers do.
 
     Args:
-        errors: what `measure_rows` returned, the worst of all ranks.
+        errors: from `measure_rows`, the worst of all ranks.
         view: the pool they were measured on.
         shifts: the shifts they were measured at.
 
     Raises:
-        ContractError: keys are turned by something else than the geometry says, or rows are not numbers.
-        UnsupportedError: what does not turn depends on the position too, so that no shift is exact.
+        ContractError: keys are rotated otherwise than the geometry says, or rows are not finite.
+        UnsupportedError: other parts of rows depend on the position too, so no shift is exact.
     """
     limits = ROW_LIMITS[view.dtype]
     still = _still_layers(errors, limits)
     errors, index = torch.where(still[:, None], errors[..., [2, 1, 2]], errors[..., :3]), errors[..., 3]
     keys, rest, wrong = errors[..., 0], errors[..., 1], _wrong(errors, limits)
-    # The first layer that fails gives the reason; the layers behind it have its error in their inputs.
+    # The first layer that fails is the reason; later ones have its error in their inputs.
     over = wrong.transpose(0, 1).nonzero()
     if over.numel():
         layer, at, kind = (int(index) for index in over[0])
@@ -159,7 +158,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
         if kind == 0:
             raise ContractError(
                 f"{where}: keys moved by {shifts[at]} positions differ from keys computed there {measured}. The rotary "
-                "base, layout or scaling is not what was read from the model; serve without --radix-cache-backend pic."
+                "base, layout or scaling is not the one read from the model; start without --radix-cache-backend pic."
             )
         rest_name = "latent rows" if view.kind is PoolKind.MLA else "values"
         reason = f"it depends on absolute positions beside its rotary embedding ({rest_name} of {where}, computed "
@@ -167,7 +166,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
     _judge_index(index, errors[..., :2].amax(dim=-1), view, shifts)
     farthest = max(range(len(shifts)), key=lambda at: abs(shifts[at]))
     worst = errors[..., :2].amax(dim=(0, 2))
-    # Keys of other layers are the same whether they are moved or not.
+    # Layers whose keys depend on positions.
     turns = errors[farthest, :, 2] > errors[farthest, :, 0]
     return RowErrors(
         first_keys=float(keys[:, 0].max()),
@@ -181,7 +180,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
 
 
 def _wrong(errors: Tensor, limits: RowLimits) -> Tensor:
-    """`[num_shifts, num_layers, 2]`: whether keys, and the rest, are too far off."""
+    """`[num_shifts, num_layers, 2]`: whether keys, and the rest, fail."""
     keys, rest = errors[..., 0], errors[..., 1]
     wrong = errors[..., :2].isinf()
     wrong[:, 0] |= errors[:, 0, :2] > limits.first
@@ -190,12 +189,15 @@ def _wrong(errors: Tensor, limits: RowLimits) -> Tensor:
 
 
 def _judge_index(errors: Tensor, rows: Tensor, view: PoolView, shifts: Sequence[int]) -> None:
-    """Refuse index keys that are not the computed ones, as other keys are judged: by a limit, then beside the rows.
+    """Refuse index keys that differ from computed ones, by the rules for other keys.
 
     Args:
         errors: of index keys, `[num_shifts, num_layers]`.
-        rows: of the layers' other rows, the same.
-        view: see `judge_rows`, like `shifts`.
+        rows: of the layers' other rows, the same shape.
+        view: as in `judge_rows`, likewise `shifts`.
+
+    Raises:
+        ContractError: index keys are rotated or stored otherwise than read from the model.
     """
     if view.index_dtype is None:
         return
@@ -207,15 +209,15 @@ def _judge_index(errors: Tensor, rows: Tensor, view: PoolView, shifts: Sequence[
         raise ContractError(
             f"layer {view.start_layer + layer}: index keys moved by {shifts[at]} positions differ from keys computed "
             f"there by a relative L2 of {error:.2g}; allowed is {limit:.2g}. The indexer's rotation, its Hadamard "
-            "transform or its places are not what was read from the model; serve without --radix-cache-backend pic."
+            "transform or its places are not those read from the model; start without --radix-cache-backend pic."
         )
 
 
 def _still_layers(errors: Tensor, limits: RowLimits) -> Tensor:
-    """`[num_layers]`: whether keys are right at every shift if they are not rotated, and wrong at one if they are."""
+    """`[num_layers]`: whether keys pass at every shift unrotated, and fail at one rotated."""
     turned, unturned = (_wrong(errors[..., kinds], limits)[..., 0].any(dim=0) for kinds in ([0, 1], [2, 1]))
     still = turned & ~unturned
-    # NOTE: if no layer turned, the pass would not have seen the positions that it was given.
+    # NOTE: if this is true of all layers, the pass ignored its positions.
     return still & bool((~still).any())
 
 
@@ -237,5 +239,5 @@ def _compare(splicer: Splicer, layer: int, src: Tensor, moved: Tensor, fresh: Te
 
 
 def _error(actual: Tensor, expected: Tensor) -> float:
-    # Zeros are rows that were never written: two of them are no agreement.
+    # Zeros are rows that were not written.
     return relative_l2(actual, expected) if expected.any() else torch.inf
