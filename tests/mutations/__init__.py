@@ -14,17 +14,17 @@ _BLOCK = re.compile(r"(?<=<!-- invariants: begin -->\n).*?(?=<!-- invariants: en
 
 
 class Mutation(NamedTuple):
-    """A piece of code, and what fails without it."""
+    """A piece of code, and the test that fails without it."""
 
     invariant: int
     what: str
-    """What the mutated code does."""
+    """The effect of the mutated code."""
     file: str
     before: str
-    """Stands exactly once in the file."""
+    """Exactly once in the file."""
     after: str
     test: str
-    """As pytest takes it."""
+    """Its id in pytest."""
 
     def apply(self, root: Path) -> str:
         """Mutate the file below a folder; its text before.
@@ -40,20 +40,29 @@ class Mutation(NamedTuple):
         return text
 
 
-def read_table() -> tuple[dict[int, str], list[Mutation]]:
-    """The invariants in a few words, by number, and the mutations of the table."""
+class Invariant(NamedTuple):
+    """A row of the page."""
+
+    number: int
+    what: str
+    how: str
+    """The mechanism, in one clause."""
+    owner: str
+    """The file that a reader opens first, below `sglang_pic`."""
+
+
+def read_table() -> tuple[list[Invariant], list[Mutation]]:
+    """The invariants, and the mutations of their code."""
     table = tomllib.loads(TABLE.read_text("utf8"))
-    invariants = {each["number"]: each["what"] for each in table["invariant"]}
-    return invariants, [Mutation(**each) for each in table["mutation"]]
+    return [Invariant(**each) for each in table["invariant"]], [Mutation(**each) for each in table["mutation"]]
 
 
 def render(page: str) -> str:
-    """A page with the table of invariants, the code that keeps them and how many mutations remove it."""
+    """A page with the table of invariants."""
     invariants, mutations = read_table()
-    lines = ["| | invariant | kept in `adapter` (or as named) | mutations |", "|--:|---|---|--:|"]
-    for number, what in invariants.items():
-        mine = [mutation.file for mutation in mutations if mutation.invariant == number]
-        files = dict.fromkeys(file.removeprefix("sglang_pic/").removeprefix("adapter/") for file in mine)
-        kept = ", ".join(f"`{file.removesuffix('.py')}`" for file in files)
-        lines.append(f"| {number} | {what[:1].upper()}{what[1:]} | {kept} | {len(mine)} |")
+    lines = ["| | invariant | mechanism | owner | mutations |", "|--:|---|---|---|--:|"]
+    for number, what, how, owner in invariants:
+        count = sum(mutation.invariant == number for mutation in mutations)
+        link = f"[{owner.rpartition('/')[2]}]({owner})"
+        lines.append(f"| {number} | {what[:1].upper()}{what[1:]} | {how[:1].upper()}{how[1:]} | {link} | {count} |")
     return _BLOCK.sub("\n".join([*lines, ""]), page)

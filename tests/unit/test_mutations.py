@@ -1,4 +1,4 @@
-"""The table of mutations fits the code: every piece stands where it says, every test exists, and the README agrees."""
+"""The table of mutations fits the code: every piece is where it says, every test exists, and the README agrees."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import PAGE, ROOT, Mutation, read_table, render
+from tests.mutations import PAGE, ROOT, Invariant, Mutation, read_table, render
 
 INVARIANTS, MUTATIONS = read_table()
 IDS = [f"{mutation.invariant}: {mutation.what}" for mutation in MUTATIONS]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=IDS)
-def test_the_code_to_mutate_stands_once_and_the_test_exists(mutation: Mutation) -> None:
+def test_the_code_to_mutate_is_there_once_and_the_test_exists(mutation: Mutation) -> None:
     assert (ROOT / mutation.file).read_text("utf8").count(mutation.before) == 1
     assert mutation.before != mutation.after
     file, _, name = mutation.test.partition("::")
@@ -25,8 +25,14 @@ def test_the_code_to_mutate_stands_once_and_the_test_exists(mutation: Mutation) 
 
 def test_every_invariant_has_two_mutations_or_more() -> None:
     counts = Counter(mutation.invariant for mutation in MUTATIONS)
-    assert list(INVARIANTS) == list(range(1, 13)) == sorted(counts)
+    assert [invariant.number for invariant in INVARIANTS] == list(range(1, 13)) == sorted(counts)
     assert min(counts.values()) >= 2
+
+
+@pytest.mark.parametrize("invariant", INVARIANTS, ids=lambda invariant: invariant.what)
+def test_the_owner_of_an_invariant_has_code_that_keeps_it(invariant: Invariant) -> None:
+    files = [mutation.file for mutation in MUTATIONS if mutation.invariant == invariant.number]
+    assert f"sglang_pic/{invariant.owner}" in files
 
 
 def test_the_page_has_the_list() -> None:
