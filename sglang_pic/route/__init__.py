@@ -1,4 +1,4 @@
-"""Many servers: what each of them holds, and where a prompt goes; neither torch nor SGLang."""
+"""Many servers: which chunks each of them can splice, and which server gets a prompt; neither torch nor SGLang."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where a prompt goes: to the server with least to compute until it is done; a busy one's tokens cost more.
+"""Chooses the server that has least to compute for a prompt; tokens of busy servers cost more.
 
-Nothing is booked that a lost answer could leave behind: what a server was given counts less with every token that
-servers are given, and what its requests wait for with every second.
+It does not depend on answers, which may be lost: a server's past work counts less with every later token of any server,
+and its waiting tokens with every second.
 """
 
 from __future__ import annotations
@@ -13,69 +13,68 @@ from typing import Final, NamedTuple
 from sglang_pic.route.fleet_index import FleetIndex
 from sglang_pic.route.sketch import Sketched
 
-# A token costs exp(STEEPNESS * (x - 1)) on a server that got x times what servers get on average. A flatter price
-# computes less and spreads less. Both numbers were swept in simulations of 8 servers on OpenDevin and the generator
-# `tool_aging`.
+# A token costs exp(STEEPNESS * (x - 1)) on a server that got x times the average work. A lower steepness computes less
+# and balances less. Both numbers were swept in simulations of 8 servers on OpenDevin and the generator `tool_aging`.
 _STEEPNESS: Final = 4.0
 _IDLE_TOKENS: Final = 16_000
-"""Added to what each server got: less is no sign of being busy."""
+"""Added to the work of each server: less work does not make a server busy."""
 _LEAST_SHARE: Final = 0.03
-"""A server that holds all of a prompt is thought to compute this share: busy servers cost more for it, too."""
+"""Least share of a prompt that a server is estimated to compute, so that busy servers always cost more."""
 _WAIT_COST: Final = 0.5
-"""What a token that others wait for on a server costs: it delays the prompt, but is computed in any case."""
+"""Cost of a waiting token of a server: it delays the prompt, but is computed in any case."""
 _MAX_EXPONENT: Final = 50.0
 
 HALF_LIFE_TOKENS: Final = 200_000
-"""What a server got counts half after servers got so many computed tokens more, each."""
+"""Past work counts half after so many further computed tokens per server."""
 
 WAITING_HALF_LIFE_S: Final = 2.0
-"""Half of what requests wait for is thought to be computed after so long."""
+"""Half of the waiting tokens are estimated to be computed after so long."""
 
 
 class Route(NamedTuple):
-    """Where a prompt goes."""
+    """The server chosen for a prompt."""
 
     server: str
     num_computed: int
-    """Tokens that the server is thought to compute."""
+    """Estimated tokens that it computes."""
 
 
 class Balancer:
-    """Chooses a server for each prompt, and keeps account of what each of them got. Not thread-safe.
+    """Chooses a server for each prompt, and records the work of each. Not thread-safe.
 
     Args:
-        index: what servers told.
+        index: the names that servers announced.
     """
 
     def __init__(self, index: FleetIndex) -> None:
         self.index = index
-        # Of the servers that prompts may go to: computed tokens that they got, older ones counting less, and those that
-        # requests are thought to wait for, at the moment of the last route. Shrink with `leave`.
+        # For each available server its computed tokens, older ones counting less, and its estimated waiting tokens at
+        # the last route. Shrink with `leave`.
         self._recent: dict[str, float] = {}
         self._waiting: dict[str, float] = {}
         self._routed_at = 0.0
 
     @property
     def servers(self) -> list[str]:
-        """Those that prompts may go to, in the order in which they joined."""
+        """The available servers, in the order in which they joined."""
         return list(self._recent)
 
     def waiting(self, server: str, now: float) -> float:
-        """Tokens that a server's requests are thought to wait for."""
+        """Estimated waiting tokens of a server."""
         return self._waiting.get(server, 0.0) * 0.5 ** ((now - self._routed_at) / WAITING_HALF_LIFE_S)
 
     def join(self, server: str) -> None:
-        """A server is there, also again. It counts as busy as the average, or all would go there at first."""
+        """Add a server, with average work, so that not all prompts go there at first."""
         for got in (self._recent, self._waiting):
             got.setdefault(server, fmean(got.values()) if got else 0.0)
 
     def leave(self, server: str) -> None:
-        """A server is gone."""
+        """Remove a server."""
         for got in (self._recent, self._waiting):
             got.pop(server, None)
 
     def route(self, sketched: Sketched, now: float) -> Route | None:
-        """Choose a server for a prompt; None where there is none. Of equal ones the one that got least, then the first.
+        """Choose a server for a prompt; among equals the one with least work, then the first; None if there is none.
 
         Cost: a look-up in the index, and O(servers).
         """

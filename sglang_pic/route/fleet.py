@@ -1,6 +1,6 @@
 """The router's side: which chunks each server has announced, and which servers are there.
 
-A server that says nothing, lies or speaks another version is left out or costs hits; nothing here fails a request.
+A server that is silent, wrong or of another version gets no prompts, or costs hits; no request fails.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ASSUMED_S: Final = 60.0
 """A server that gets a prompt is assumed to have its chunks for so long; by then it has announced them."""
 
 MAX_DELIMITERS: Final = 1024
-"""Most delimiters that a server may name: a prompt is searched for each."""
+"""Most delimiters of a server: a prompt is searched for each."""
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What was heard of one server."""
+    """The state of one server."""
 
     run: int = 0
     next_number: int = -1
@@ -37,7 +37,7 @@ class _Heard:
     num_gaps: int = 0
     error: str = ""
     cutting: Cutting | None = None
-    """How it cuts; None where it is not there."""
+    """How it cuts; None while it is not available."""
     assumed: dict[int, float] = field(default_factory=dict)
     """Assumed names and until when they count, oldest first; shrinks with time and with the server's messages."""
 
@@ -48,22 +48,22 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_there: bool
     """Whether prompts are routed to it."""
     num_names: int
-    """Chunks that it is known to hold."""
+    """Names of its chunks."""
     waiting_tokens: int
-    """Tokens that its requests are thought to wait for."""
+    """Estimated tokens that its requests wait for."""
     num_messages: int
     num_bytes: int
-    """Of content events."""
+    """Bytes of content events."""
     num_gaps: int
-    """How often messages were missing, and everything was asked for anew."""
+    """How often messages were lost, and all names were requested again."""
     error: str
-    """Why what it tells is of no use; empty where it is."""
+    """Why its messages cannot be used; empty if they can."""
 
 
 class Fleet:
     """The names that all servers announced. Not thread-safe.
 
-    Prompts go to the servers that cut as most of them do; of as many, as the first of `servers`.
+    Prompts go to the servers that cut as most of them do; in a tie, as the first of `servers`.
 
     Args:
         servers: their addresses.
@@ -73,13 +73,13 @@ class Fleet:
         self._heard = {server: _Heard() for server in servers}
         self.balancer = Balancer(FleetIndex())
         self.cutting: Cutting | None = None
-        """How the servers that prompts may go to cut; None where there is none."""
+        """How the available servers cut; None if there are none."""
 
     def take(self, server: str, data: bytes, now: float) -> bool:
-        """Take a message of a server; False where one is missing and the server has to tell everything anew.
+        """Apply a message of a server; False if one before it was lost, so that all names must be sent again.
 
         Args:
-            server: one of those that this was made with.
+            server: one of the constructor's.
             data: the message.
             now: `time.monotonic()`.
         """
@@ -104,9 +104,9 @@ class Fleet:
         return True
 
     def assume(self, server: str, names: Names, now: float) -> None:
-        """Take a server that gets a prompt with these names for one that holds them, before it says so.
+        """Assume that a server that gets a prompt has its names, before it announces them.
 
-        The next call of a session comes sooner than content events do.
+        The next call of a session comes sooner than content events.
         """
         heard = self._heard.get(server)
         if heard is None or server not in self.balancer.servers:
@@ -115,7 +115,7 @@ class Fleet:
         heard.assumed.update(dict.fromkeys(fresh, now + ASSUMED_S))
 
     def leave_silent(self, now: float) -> None:
-        """Leave out servers that have been silent."""
+        """Remove servers that have been silent."""
         for server, heard in self._heard.items():
             if heard.cutting is not None and now - heard.at > SILENT_S:
                 self._leave(server)
@@ -130,14 +130,14 @@ class Fleet:
                     del heard.assumed[name]
 
     def route(self, sketched: Sketched, now: float) -> Route | None:
-        """As `Balancer.route`; the text counts as held before the server says so."""
+        """As `Balancer.route`; then assumes that the server has the prompt."""
         route = self.balancer.route(sketched, now)
         if route is not None:
             self.assume(route.server, sketched.names, now)
         return route
 
     def status(self, now: float) -> dict[str, ServerStatus]:
-        """What is known of each server."""
+        """The status of each server."""
         there = set(self.balancer.servers)
         return {
             server: ServerStatus(
@@ -154,7 +154,7 @@ class Fleet:
 
     def _begin(self, server: str, heard: _Heard, update: Update, cutting: Cutting) -> bool:
         if not cutting.is_known or len(cutting.delimiters) > MAX_DELIMITERS:
-            self._give_up(server, "cuts text in a way that this router does not know: update both")
+            self._give_up(server, "cuts text in a way that this router does not support: update both")
             return True
         self._forget(server)
         heard.cutting = cutting
@@ -163,7 +163,7 @@ class Fleet:
         return True
 
     def _settle(self) -> None:
-        """Have prompts go to the servers that cut as most do."""
+        """Make the servers available that cut as most do."""
         known = [heard.cutting for heard in self._heard.values() if heard.cutting is not None]
         self.cutting = max(known, key=known.count, default=None)
         for server, heard in self._heard.items():
@@ -173,7 +173,7 @@ class Fleet:
                 continue
             self.balancer.leave(server)
             if heard.cutting is not None:
-                heard.error = "cuts text otherwise than most servers: set them up alike"
+                heard.error = "cuts text otherwise than most servers: give all the same settings and tokenizer"
 
     def _apply(self, server: str, heard: _Heard, update: Update) -> None:
         heard.run, heard.next_number = update.run, update.number + 1

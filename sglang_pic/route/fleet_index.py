@@ -1,4 +1,4 @@
-"""Which servers hold which chunks, as far as they told: a dictionary from names to sets of servers, as bits."""
+"""The servers that have announced each chunk: a dictionary from names to sets of servers, as bits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sglang_pic.core import ReusePolicy
 from sglang_pic.route.sketch import Sketched
 
 MAX_NAMES_PER_SERVER: Final = 1 << 20
-"""Most names kept of one server; ten times what a server's chunk index tells by default."""
+"""Most names of one server; ten times those of a server's chunk index by default."""
 
-# Share of the equal text after a prompt's first difference that a server is thought to compute all the same: what may
-# have drawn on a changed field, and rows with too many changes before them. Names do not say which. Swept in
-# simulations of 8 servers on OpenDevin and the generator `tool_aging`.
+# Estimated share of the equal text after a prompt's first difference that a server computes nevertheless: text that may
+# depend on a changed field, and rows of too high a generation, which names do not show. Swept in simulations of 8
+# servers on OpenDevin and the generator `tool_aging`.
 _COMPUTED_ANYWAY = 0.5
 
 
@@ -21,28 +21,28 @@ class FleetIndex:
     """Names and their servers. Shrinks with `remove` and `forget`. Not thread-safe.
 
     Args:
-        policy: what servers splice.
-        max_names_per_server: what a server tells beyond that is passed over.
+        policy: the servers' reuse policy.
+        max_names_per_server: further names of a server are ignored.
     """
 
     def __init__(self, policy: ReusePolicy | None = None, *, max_names_per_server: int = MAX_NAMES_PER_SERVER) -> None:
         self._policy = policy or ReusePolicy()
         self._max_names = max_names_per_server
         self._masks: dict[int, int] = {}
-        # The place of every server that has told a name, and how many names it holds; `forget` frees it.
+        # The bit of every server with names, and how many names it has; `forget` frees it.
         self._places: dict[str, int] = {}
         self._num_held: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Names that a server holds."""
+        """Names of all servers."""
         return len(self._masks)
 
     def num_names(self, server: str) -> int:
-        """Names that a server holds."""
+        """Names of a server."""
         return self._num_held.get(server, 0)
 
     def add(self, server: str, names: Iterable[int]) -> list[int]:
-        """Note that a server holds chunks; the names that it was not known to hold before. Cost O(names)."""
+        """Add names of a server; returns those that are new for it. Cost O(names)."""
         if server not in self._places:
             taken = set(self._places.values())
             self._places[server] = next(each for each in range(len(taken) + 1) if each not in taken)
@@ -58,7 +58,7 @@ class FleetIndex:
         return fresh
 
     def remove(self, server: str, names: Iterable[int]) -> None:
-        """Note that a server holds chunks no longer; those it never told do not matter. Cost O(names)."""
+        """Remove names of a server, if it has them. Cost O(names)."""
         if server not in self._places:
             return
         bit = 1 << self._places[server]
@@ -72,16 +72,16 @@ class FleetIndex:
                     self._masks[name] = mask ^ bit
 
     def forget(self, server: str) -> None:
-        """A server holds nothing: it was flushed, restarted or is gone. Cost O(all names)."""
+        """Remove a server with all its names. Cost O(all names)."""
         self.remove(server, list(self._masks))
         self._places.pop(server, None)
         self._num_held.pop(server, None)
 
     def held(self, sketched: Sketched) -> dict[str, int]:
-        """Estimate how many tokens of a prompt each server would not compute, without those that hold nothing.
+        """Estimate how many tokens of a prompt each server would reuse; without servers that reuse none.
 
-        As on a server, an equal span from the first token on serves whole; another one without its seam and the
-        prompt's tail, and only where it and what is left are long enough. Of what is left a part is computed anyway.
+        As on a server, an equal prefix is reused whole; another equal span without its seam and the prompt's tail, if
+        it is long enough before and after that, and only in part.
         """
         masks = [self._masks.get(name, 0) for name in sketched.names.tolist()]
         begun: dict[int, int] = {}
@@ -96,7 +96,7 @@ class FleetIndex:
         return {server: served[place] for server, place in self._places.items() if served.get(place)}
 
     def _served(self, start: int, end: int, num_tokens: int) -> int:
-        """Tokens that the span `[start, end)` of a prompt serves."""
+        """Estimated tokens reused of the equal span `[start, end)` of a prompt."""
         policy = self._policy
         if start == 0:
             return end

@@ -1,8 +1,8 @@
-"""The server's end of the content events' port: who is connected, and what each of them has not got yet.
+"""The server's end of the content events' port: the connected listeners and their unsent messages.
 
-A listener proves that it knows the secret before anything is kept for it, and says nothing after that. So whoever else
-reaches the port costs a few sockets and a bounded step ten times a second. (ZeroMQ reads all that a peer sends, and
-keeps every topic: 10 s of subscriptions held back all messages and took 3.3 GB, with its limits set.)
+A listener proves that it knows the secret before messages are kept for it, and sends nothing else. So other peers cost
+a few sockets and a bounded step ten times a second. (ZeroMQ reads all that a peer sends, and keeps every topic: 10 s of
+subscriptions delayed all messages and took 3.3 GB, with its limits set.)
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sglang_pic.errors import ConfigError
 from sglang_pic.route.wire import NONCE_BYTES, PROOF_BYTES, address, framed, prove
 
 _MAX_LISTENERS: Final = 64
-# Connections that have not proved anything; the oldest makes room.
+# Connections without a proof; a new one closes the oldest.
 _MAX_UNPROVED: Final = 64
 _MAX_ACCEPTED: Final = 32  # a step
 _PROOF_S: Final = 2.0
-# Of a listener that does not keep up; then it is disconnected. Listeners share messages, so this bounds all of them.
+# A listener with more is disconnected. Listeners share messages, so this limits all of them together.
 _MAX_UNSENT_BYTES: Final = 1 << 22
 _DEAD_MS: Final = 10_000
 
@@ -36,16 +36,16 @@ class _Listener:
     since: float
     given: bytes = b""
     has_begun: bool = False
-    """Whether it gets what is sent: from the first message on that tells everything anew."""
+    """Whether it gets messages: from the first one with all names on."""
     unsent: deque[memoryview] = field(default_factory=deque)
 
 
 class Listeners:
-    """Whoever is told; never waits, and is used by one thread.
+    """The connected listeners; never blocks; used by one thread.
 
     Args:
         endpoint: where to listen, such as `tcp://127.0.0.1:5570`.
-        salt: the secret that listeners have to know.
+        salt: the secret that listeners must know.
 
     Raises:
         ConfigError: the endpoint cannot be bound.
@@ -70,11 +70,11 @@ class Listeners:
 
     @property
     def wants_all(self) -> bool:
-        """Whether some have been told nothing yet: the next message has to begin anew."""
+        """Whether a listener is new: the next message must begin with all names."""
         return not all(each.has_begun for each in self._proved)
 
     def step(self) -> None:
-        """Take proofs and connections, and send what waits; bounded work."""
+        """Accept connections and proofs, and send waiting messages; bounded work."""
         now = time.monotonic()
         for each in [*self._unproved]:
             if now - each.since > _PROOF_S or not self._take_proof(each):
@@ -89,7 +89,7 @@ class Listeners:
         self._proved = [each for each in self._proved if _is_fine(each)]
 
     def send(self, data: bytes, *, begins: bool) -> None:
-        """Have a message sent to all that have begun, and to all if it begins anew."""
+        """Queue a message for listeners that have begun, or for all if it `begins` with all names."""
         frame = memoryview(framed(data))
         for each in self._proved:
             each.has_begun |= begins
@@ -116,7 +116,7 @@ class Listeners:
         self._unproved.append(_Listener(peer, prove(nonce, self._salt), now))
 
     def _take_proof(self, each: _Listener) -> bool:
-        """Whether a connection may go on: it proved what it has to, or has still to do so."""
+        """Whether a connection stays: its proof is right, or not complete."""
         try:
             part = each.peer.recv(PROOF_BYTES + 1 - len(each.given))
         except BlockingIOError:
@@ -130,7 +130,7 @@ class Listeners:
 
 
 def _is_fine(each: _Listener) -> bool:
-    """Send to a listener what it takes; False, and disconnected, where it left, speaks or does not keep up."""
+    """Send waiting messages to a listener; False, and disconnected, if it left, sent data or has too many unsent."""
     with suppress(OSError):
         try:
             each.peer.recv(1)

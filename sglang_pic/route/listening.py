@@ -14,14 +14,14 @@ _AGAIN_S = 1.0
 
 
 async def listen(endpoint: str, salt: bytes, take: Callable[[bytes], bool]) -> None:
-    """Hand over every message of a server, for ever.
+    """Pass every message of a server to `take`, forever.
 
-    A new connection is told everything. It is made where the last one ended or was silent, or a message was not taken.
+    It connects again, and gets all names again, if the connection ended or was silent, or `take` returned False.
 
     Args:
         endpoint: where the server publishes, such as `tcp://10.0.0.1:5570`.
         salt: the secret that it shares with its listeners.
-        take: gets each message; returns False where the server has to tell everything anew.
+        take: gets each message; returns False if all names must be sent again.
     """
     failure = ""
     while True:
@@ -33,7 +33,7 @@ async def listen(endpoint: str, salt: bytes, take: Callable[[bytes], bool]) -> N
         except (OSError, ValueError) as error:
             failed = str(error) or "silent"
         if failed != failure:
-            logger.warning("%s: %s", endpoint, failed or "asked for everything anew")
+            logger.warning("%s: %s", endpoint, failed or "asked for all names again")
             failure = failed
         await asyncio.sleep(_AGAIN_S)
 

@@ -1,4 +1,4 @@
-"""The prompt and the namespace of a request, read from its body as far as a router needs them."""
+"""Reads the prompt and the namespace of a request from its body, for routers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_pic.core import Tokens, as_tokens
 from sglang_pic.route.sketch import Sketched, cut
 from sglang_pic.route.wire import Cutting, namespace_bytes
 
-# Of texts that were tokenized before.
+# Cache of tokenized texts.
 _CACHED_BYTES: Final = 1 << 28
 
 _OTHER_LANES: Final = ("mode", "preset", "edit")
@@ -41,10 +41,10 @@ class Body(msgspec.Struct, frozen=True):
     sampling_params: dict[str, JsonValue] | None = None
 
     def namespace(self, salt: str | None) -> bytes | None:
-        """The canonical bytes of the namespace; None where servers tell nothing of the rows that the request finds.
+        """The canonical bytes of the namespace; None if servers do not announce the request's lane or adapter.
 
         Args:
-            salt: what a header says, in the place of `cache_salt`.
+            salt: the header that replaces `cache_salt`.
         """
         inner = (self.sampling_params or {}).get("custom_params")
         params = self.custom_params or (inner if isinstance(inner, dict) else {})
@@ -59,7 +59,7 @@ class Prompts:
     """Makes sketches of requests. Not thread-safe.
 
     Args:
-        tokenizer: folder with the servers' `tokenizer.json` and chat template; None where only token ids are routed.
+        tokenizer: folder with the servers' `tokenizer.json` and chat template; None to route token ids only.
         salt: the secret that servers and router share.
 
     Raises:
@@ -76,15 +76,15 @@ class Prompts:
             self._chats = TemplateEncoder(tokenizer, self._texts, load_chat_template(folder))
 
     def sketch(self, data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:
-        """The sketch of a request's prompt as servers with `cutting` tell it; None where it cannot be known.
+        """The sketch of a request's prompt for servers with `cutting`; None if its tokens or namespace are unknown.
 
-        Cost: tokenizing what was not seen lately, and about 50 ns a token.
+        Cost: tokenizing new text, and about 50 ns a token.
         """
         try:
             body = msgspec.json.decode(data, type=Body)
             namespace, tokens = body.namespace(salt), self._tokens(body)
         except (ValueError, OverflowError, RecursionError, TraceError):
-            # The server will say what is wrong with it, or it is of a kind that is not routed by its text.
+            # The server will report the error, or prompts of this kind are not routed by their text.
             return None
         if namespace is None or tokens is None or not len(tokens):
             return None

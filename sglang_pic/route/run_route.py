@@ -10,7 +10,7 @@ from string import Template
 
 from sglang_pic.errors import ConfigError
 
-# As much as the sidecar reads, and what HAProxy keeps of a request beside its body.
+# HAProxy's buffer, as large as bodies that the sidecar reads, and its part for a request's head.
 _BUFFER_BYTES, _HEAD_BYTES = 1 << 19, 1 << 15
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         action="append",
         metavar="URL=EVENTS",
-        help="a server, and where it tells content events, e.g. http://10.0.0.1:30000=tcp://10.0.0.1:5570; "
+        help="a server and its endpoint of content events, e.g. http://10.0.0.1:30000=tcp://10.0.0.1:5570; "
         "repeat for each",
     )
     add("--salt-file", metavar="FILE", help="the secret of the servers' content_events; needed to listen")
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.port <= 65535:
         raise ConfigError(f"--port={args.port}: must be 1 to 65535; 30080 is the default.")
     if len(servers) < len(args.server) or len(set(servers.values())) < len(args.server):
-        raise ConfigError("--server: two have one URL, or one place of content events; give each its own.")
+        raise ConfigError("--server: two have the same URL or endpoint of content events; give each its own.")
     if args.haproxy is not None:
         print(_haproxy(args.haproxy, f"http://{args.host}:{args.port}", list(servers)), end="")
         return 0
     if args.salt_file is None:
         raise ConfigError("--salt-file: name the file with the secret of the servers' content_events.")
     salt = read_salt(args.salt_file)
-    # What cannot be read is said here, and not by a process.
+    # Errors of the tokenizer are raised here, not in a worker.
     Prompts(args.tokenizer, salt)
     sidecar = Sidecar(servers, salt, Workers(args.tokenizer, salt))
     reads = f"texts as {args.tokenizer} does" if args.tokenizer else "token ids only, for want of --tokenizer"

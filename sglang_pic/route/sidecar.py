@@ -1,6 +1,6 @@
-"""The sidecar of a proxy: says which server holds most of a request's text; it carries no requests.
+"""The sidecar of a proxy: names the server for a request by its text; it forwards no requests.
 
-Whatever is too large, too late or fails has the answer that names no server, and the proxy chooses by itself.
+If a request is too large, too late or fails, the answer names no server, and the proxy chooses one.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/generate")
 """Requests whose prompts can be read."""
 
 SALT_HEADER: Final = "x-pic-salt"
-"""Stands in the place of a body's `cache_salt`, as on the servers."""
+"""Replaces a body's `cache_salt`, as on the servers."""
 
 MAX_BODY_BYTES: Final = 1 << 20
-"""A larger request has no server named."""
+"""The answer to a larger request names no server."""
 
 DEADLINE_S: Final = 0.5
-"""An answer that is not there by then names no server; from the request's head on."""
+"""Most time for an answer that names a server, from the request's head on."""
 
 _POLL_S: Final = 1.0
 
 
 class Sketches(Protocol):
-    """What makes sketches: `Workers`."""
+    """The interface of `Workers`."""
 
     async def sketch(self, data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:
         """As `Prompts.sketch`."""
@@ -51,7 +51,7 @@ class Sketches(Protocol):
 
 
 class Sidecar:
-    """Listens to servers, and answers where a request's text is.
+    """Listens to servers, and answers which server to choose for a request.
 
     Args:
         servers: where each server publishes content events, by its address.
@@ -66,7 +66,7 @@ class Sidecar:
         self._seconds = 0.0
 
     def app(self) -> web.Application:
-        """The program; it listens while it runs."""
+        """The HTTP application; it listens to servers while it runs."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/route", self._route)
         app.router.add_get("/health", self._health)
@@ -87,7 +87,7 @@ class Sidecar:
         self._sketches.stop()
 
     async def _expire(self) -> None:
-        """Leave out servers and text that were not heard of, for ever."""
+        """Remove silent servers and expired names, forever."""
         while True:
             await asyncio.sleep(_POLL_S)
             self.fleet.leave_silent(time.monotonic())
@@ -121,12 +121,12 @@ class Sidecar:
             answer = {"server": route.server, "computed_tokens": route.num_computed}
         response = web.json_response(answer)
         if result in ("too_large", "too_late"):
-            # What is left of the body is not read.
+            # The rest of the body is not read.
             response.force_close()
         return response
 
     async def _choose(self, request: web.Request) -> tuple[Route | None, str]:
-        """Where a request goes, and what is counted."""
+        """The route of a request, and the result to count."""
         if request.query.get("path", PATHS[0]) not in PATHS:
             return None, "not_by_text"
         if (request.content_length or 0) > MAX_BODY_BYTES:
@@ -138,7 +138,7 @@ class Sidecar:
         sketched = await self._sketches.sketch(body, cutting, request.headers.get(SALT_HEADER))
         if sketched is None:
             return None, "not_by_text"
-        # NOTE: what servers tell meanwhile may have changed the cutting, of which the names are.
+        # NOTE: a message of a server may have changed the cutting meanwhile; the names depend on it.
         route = self.fleet.route(sketched, time.monotonic()) if cutting == self.fleet.cutting else None
         return route, "no_server" if route is None else "named"
 

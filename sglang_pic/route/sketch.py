@@ -1,8 +1,8 @@
-"""What servers tell of the text they hold: salted names of some of their chunks, and the same of a prompt.
+"""Sketches: salted names of some chunks of a server, or of a prompt.
 
-One chunk in `SAMPLE_EVERY` is told, chosen by its name, so that servers and prompts choose alike. A name is hashed
-again with a secret key and its namespace: whoever has not the key learns no text, and equal text of two namespaces has
-two names.
+One chunk in `SAMPLE_EVERY` is sampled, chosen by its name, so servers and prompts choose the same ones. A name is
+hashed again with a secret key and its namespace: without the key it reveals no text, and equal text of two namespaces
+has different names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_pic.core import Chunker, CoreConfig, Tokens
 from sglang_pic.core.token_loops import ENDING_LEN
 
 SAMPLE_EVERY: Final = 4
-"""One chunk in so many is told: with chunks of 16 tokens one in 64 tokens."""
+"""One chunk in so many is sampled: with chunks of 16 tokens one in 64 tokens."""
 
 Names = npt.NDArray[np.uint64]
 """Names of chunks: `[num_chunks]`."""
@@ -27,26 +27,26 @@ _NAME_BYTES = 8
 
 
 class Sketched(NamedTuple):
-    """A prompt as its told chunks."""
+    """The sampled chunks of a prompt."""
 
     names: Names
     """The salted name of each, in the order of the prompt."""
     ends: npt.NDArray[np.int64]
-    """Up to where each stands for the prompt's tokens, from where the one before ends: `[num_chunks]`."""
+    """End of the tokens that each represents, which begin where the one before ends: `[num_chunks]`."""
     num_tokens: int
     """Length of the prompt."""
 
 
 def salted(names: Sequence[int] | Names, namespace: bytes, salt: bytes) -> Names:
-    """The names that are told of those of a namespace's chunks, in their order; a keyed BLAKE2b of each. About .3 us.
+    """The salted names of the sampled chunks, in their order; a keyed BLAKE2b of each, about .3 us.
 
     Args:
-        names: what the core names the chunks by.
+        names: the names of a namespace's chunks.
         namespace: the canonical bytes of the namespace.
         salt: the secret that servers and router share, up to 64 bytes.
     """
     plain = np.asarray(names, dtype=np.uint64)
-    return _salt(plain[_is_told(plain)], namespace, salt)
+    return _salt(plain[_is_sampled(plain)], namespace, salt)
 
 
 def cut(
@@ -63,7 +63,7 @@ def cut(
         tokens: the prompt.
         namespace: the canonical bytes of its namespace.
         salt: the secret that servers and router share.
-        chunker: cuts as the servers do; by default with the default settings.
+        chunker: as on the servers; the default settings by default.
         delimiters: ids of tokens that open or close a message, as on the servers.
     """
     config = CoreConfig()
@@ -71,16 +71,16 @@ def cut(
     ends = chunker.cut(tokens, delimiters=delimiters)
     names = np.array(chunker.names(tokens, [0, *ends[:-1]], ends), dtype=np.uint64)
     bounds = np.array([0, *ends], dtype=np.int64)
-    # NOTE: servers make no donors of shorter chunks, such as delimiters, and none of the sink.
+    # NOTE: shorter chunks, such as delimiters, and those of the sink are no donors on servers.
     is_donor = np.diff(np.maximum(bounds, config.sink_tokens)) >= ENDING_LEN
-    told = np.flatnonzero(_is_told(names) & is_donor)
-    # What lies between two told chunks is shared between them.
-    middles = (bounds[told + 1] + np.append(bounds[told[1:]], bounds[told[-1:] + 1])) // 2
+    sampled = np.flatnonzero(_is_sampled(names) & is_donor)
+    # Half of the tokens between two sampled chunks belongs to each.
+    middles = (bounds[sampled + 1] + np.append(bounds[sampled[1:]], bounds[sampled[-1:] + 1])) // 2
     middles[-1:] = len(tokens)
-    return Sketched(_salt(names[told], namespace, salt), middles, len(tokens))
+    return Sketched(_salt(names[sampled], namespace, salt), middles, len(tokens))
 
 
-def _is_told(names: Names) -> npt.NDArray[np.bool_]:
+def _is_sampled(names: Names) -> npt.NDArray[np.bool_]:
     return names % np.uint64(SAMPLE_EVERY) == 0
 
 

@@ -1,4 +1,4 @@
-"""What servers and routers say to each other: messages of salted names, and the secret that both know."""
+"""The protocol of servers and routers: messages of salted names, and the shared secret."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ MAX_NAMES: Final = 16_384
 """Most names in one message, held and gone together: 128 KiB."""
 
 HEARTBEAT_S: Final = 0.8
-"""A server that has nothing to tell sends an empty message so often."""
+"""A server without changes sends an empty message so often."""
 
 SILENT_S: Final = 5 * HEARTBEAT_S
-"""A server that was silent for so long is taken for gone, until it speaks again."""
+"""A server that was silent for so long gets no prompts until its next message."""
 
 MAX_MESSAGE_BYTES: Final = 1 << 22
-"""A listener reads no longer ones: delimiters are not bounded as names are."""
+"""Longest message that a listener reads; delimiters are not limited as names are."""
 
 LENGTH_BYTES: Final = 4
-"""The length of a message comes before it, little-endian."""
+"""A message is preceded by its length, little-endian."""
 
 NONCE_BYTES: Final = 16
 """The server begins a connection with so many random bytes."""
 
 PROOF_BYTES: Final = 32
-"""The listener answers with so many, `prove`, and then says nothing more."""
+"""The listener answers with so many bytes, `prove`, and sends nothing else."""
 
 _SALT_BYTES: Final = (16, 64)
 
 
 class Cutting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a server cuts text into chunks, and which of them it tells: a router has to do the same."""
+    """How a server cuts text into chunks and samples them, for routers to do the same."""
 
     chunk_min_tokens: int
     chunk_avg_tokens: int
@@ -53,13 +53,13 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     def of(cls, config: CoreConfig, delimiters: Iterable[int]) -> Cutting:
-        """That of a server with these settings."""
+        """The cutting of a server with these settings."""
         sizes = {name: getattr(config, name) for name in cls.__struct_fields__ if name.startswith("chunk_")}
         return cls(**sizes, delimiters=sorted(delimiters))
 
     @property
     def is_known(self) -> bool:
-        """Whether this version can cut so, and tells the same chunks."""
+        """Whether this version cuts and samples in this way."""
         try:
             return self.sample_every == SAMPLE_EVERY and self.chunker is not None
         except ConfigError:
@@ -67,7 +67,7 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def chunker(self) -> Chunker:
-        """Cuts as the server does."""
+        """The server's chunker."""
         return Chunker(CoreConfig(**{name: getattr(self, name) for name in self.__struct_fields__ if "chunk" in name}))
 
 
@@ -78,7 +78,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run: int
     """Drawn when the server starts."""
     number: int
-    """Counts the messages of a run; a gap means that one was lost."""
+    """Counts the messages of a run, so that a lost one is noticed."""
     begins: Cutting | None = None
     """How the server cuts; set in the first of the messages that send all names again. Listeners forget older ones."""
     held: bytes = b""
@@ -100,7 +100,7 @@ def decode(data: bytes) -> Update:
     """A message from its bytes.
 
     Raises:
-        ValueError: it is none, or of another version.
+        ValueError: it is not a message, or of another version.
     """
     version = msgspec.msgpack.decode(data, type=_Version).version
     if version != WIRE_VERSION:
@@ -117,15 +117,15 @@ def framed(data: bytes) -> bytes:
 
 
 def prove(nonce: bytes, salt: bytes) -> bytes:
-    """What only somebody who knows the secret can answer to a server's random bytes."""
+    """The listener's answer to a server's random bytes, which proves that it knows the secret."""
     return hashlib.blake2b(nonce, key=salt, digest_size=PROOF_BYTES, person=b"pic-listener").digest()
 
 
 def address(endpoint: str) -> tuple[str, int]:
-    """Host and port of an endpoint; `*` is every address of this machine, and any free port.
+    """Host and port of an endpoint; `*` is every address of this machine, or any free port.
 
     Raises:
-        OSError: it is none.
+        OSError: it is not an endpoint.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not host or not re.fullmatch(r"\d{1,5}|\*", port) or (port != "*" and int(port) > 65_535):
@@ -134,7 +134,7 @@ def address(endpoint: str) -> tuple[str, int]:
 
 
 def pack(names: Iterable[int]) -> bytes:
-    """Names as a message has them."""
+    """Names in the form of a message."""
     return np.fromiter(names, dtype="<u8").tobytes()
 
 
@@ -144,7 +144,7 @@ def unpack(data: bytes) -> Names:
 
 
 def namespace_bytes(extra_key: str | None, cache_salt: str | None) -> bytes:
-    """The canonical bytes of a namespace, by what its clients send; empty strings are none, as for SGLang."""
+    """The canonical bytes of a client's namespace; empty strings count as None, as in SGLang."""
     return msgspec.msgpack.encode((extra_key or None, cache_salt or None))
 
 
@@ -152,7 +152,7 @@ def read_salt(path: str) -> bytes:
     """The secret in a file, without the white space around it.
 
     Raises:
-        ConfigError: it cannot be read, or is too short or too long.
+        ConfigError: the file cannot be read, or the secret is too short or too long.
     """
     try:
         salt = Path(path).expanduser().read_bytes().strip()

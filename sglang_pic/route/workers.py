@@ -1,6 +1,6 @@
-"""Sketches of prompts, made in processes of their own: a tokenizer holds Python's lock for as long as it works.
+"""Makes sketches of prompts in processes of their own, because a tokenizer holds Python's lock.
 
-Large bodies have a process apart, so that small ones do not wait for them.
+Large bodies have a process of their own, so that small ones do not wait for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_pic.route.wire import Cutting
 _SMALL_BYTES: Final = 1 << 16
 _MAX_WAITING: Final = 8
 
-# What a process has made for itself.
+# A worker process's own.
 _prompts: list[Prompts] = []
 
 
@@ -40,16 +40,16 @@ class Workers:
         self._workers = [_Worker(tokenizer, salt) for _ in range(2)]
 
     async def sketch(self, data: bytes, cutting: Cutting, salt: str | None = None) -> Sketched | None:
-        """As `Prompts.sketch`; a caller that is cancelled leaves what has begun to its process.
+        """As `Prompts.sketch`; not stopped if the caller is cancelled.
 
         Raises:
-            Busy: too many wait.
-            BrokenProcessPool: the process ended; the next call has a new one.
+            Busy: too many prompts wait.
+            BrokenProcessPool: the process ended; the next call starts a new one.
         """
         return await self._workers[len(data) > _SMALL_BYTES].sketch(data, cutting, salt)
 
     def stop(self) -> None:
-        """End the processes, after the prompt that each of them works on."""
+        """End the processes after their current prompts."""
         for worker in self._workers:
             worker.stop()
 
@@ -78,7 +78,7 @@ class _Worker:
         self._pool = ProcessPoolExecutor(1, context, _begin, self._given)
         self._waiting: set[Future[Sketched | None]] = set()
         self._is_broken = False
-        # The tokenizer is read before the first prompt comes.
+        # Loads the tokenizer before the first prompt.
         self._pool.submit(_sketch, b"", Cutting(chunk_min_tokens=1, chunk_avg_tokens=1, chunk_max_tokens=1))
 
     def _note(self, future: Future[Sketched | None]) -> None:
@@ -92,7 +92,7 @@ def _begin(tokenizer: str | None, salt: bytes) -> None:
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot end its processes, and they would wait for it for ever."""
+    """End this process with its parent, also if that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a process of a pool"
     parent.join()

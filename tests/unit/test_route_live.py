@@ -576,7 +576,7 @@ def _wait_for(address: str) -> None:
         (["--port", "0"], "--port=0: must be"),
         (["--server", "a:1"], "must be like http"),
         (["--server", "http://a=tcp://b:1"], "must be like http"),
-        (["--server", "http://a:1=tcp://b:1"], "two have one URL"),
+        (["--server", "http://a:1=tcp://b:1"], "two have the same URL"),
         (["--haproxy", "here"], "--haproxy 'here': must be like"),
         ([], "--salt-file"),
     ],
