@@ -89,6 +89,7 @@ Recording a log <sglang_pic/RECORD>
 Runbook and board <sglang_pic/RUNBOOK>
 sglang_pic/site/upgrade
 Models <sglang_pic/MODELS>
+Recipes <sglang_pic/RECIPES>
 Reference <sglang_pic/REFERENCE>
 Security <SECURITY>
 sglang_pic/site/client

@@ -11,6 +11,7 @@ import pickle
 import re
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
@@ -21,6 +22,7 @@ from unittest.mock import patch
 
 import pytest
 
+from sglang_pic.adapter.doctor.recipes import ANSWERS
 from sglang_pic.adapter.sglang.bodies import known_versions
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.support import SUPPORT, Area, Level, check_support, find
@@ -40,6 +42,7 @@ _WITHOUT_MODEL = {
     "only flags": (["--json", "--", "--page-size", "64"], ""),
     "families": (["--families"], ""),
     "families on a card": (["--families", "--json", "--card", "b200"], ""),
+    "recipes on a card": (["--recipes", "--card", "b200"], ""),
 }
 
 
@@ -122,6 +125,7 @@ def as_typed(folder: Path, gqa: str) -> dict[str, tuple[list[str], str]]:
     (folder / "empty").mkdir()
     return {
         "bad flag": on("h100", gqa, "--no-such-flag", "3"),
+        "old flags": on("h100", gqa, "--nsa-prefill-backend", "trtllm", "--cuda-graph-max-bs", "8"),
         "no folder": on("h100", str(folder / "nowhere")),
         "empty folder": on("h100", str(folder / "empty")),
         "text": ([gqa, "--card", "h100"], ""),
@@ -438,6 +442,12 @@ def test_a_refusal_of_others_is_one_line_and_a_failed_check(case: str, line: str
     ("case", "line"),
     [
         ("bad flag", r"server flags: unrecognized arguments: --no-such-flag 3"),
+        (
+            "old flags",
+            r"server flags: .*; in SGLang \S+ --nsa-prefill-backend is --dsa-prefill-backend, "
+            r"--cuda-graph-max-bs is --cuda-graph-max-bs-decode",
+        ),
+        ("recipes on a card", r"--recipes: takes no MODEL, --card, --env or server flags; each recipe has its own\."),
         ("no folder", r"model='.*nowhere': no such folder; .*"),
         ("empty folder", r"model='.*empty': the folder has no config\.json; .*"),
         ("several cards", r"--card h100,b200: name one card, or add --families\."),
@@ -543,3 +553,24 @@ def test_the_matrix_names_the_versions_that_are_pinned() -> None:
         assert entry is not None, what
         assert entry.level.name == "TESTED"
     assert pins["sglang"] == BUILT_FOR
+
+
+def test_the_page_of_recipes_is_current(fresh: ProcessPoolExecutor) -> None:
+    page = fresh.submit(ask, {"recipes": (["--recipes"], "")}).result(280)["recipes"].out
+    assert page == (ROOT / "sglang_pic/RECIPES.md").read_text(), (
+        "run `sglang-pic doctor --recipes > sglang_pic/RECIPES.md`"
+    )
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    counted = Counter(row[3] for row in cells if len(row) == 5 and row[3] in ANSWERS)
+    stated = {row[0]: int(row[1].split()[0]) for row in cells if row[0] in ANSWERS}
+    assert stated == {answer: counted[answer] for answer in ANSWERS}
+    assert sum(stated.values()) > 90
+    assert "SGLang itself" not in page
+
+
+def test_readme_counts_recipes_as_their_page_does() -> None:
+    page, readme = ((ROOT / name).read_text() for name in ("sglang_pic/RECIPES.md", "README.md"))
+    counts = re.search(r"^\| splices \| (\d+) .*?\| (\d+) ", page, re.MULTILINE)
+    assert counts is not None
+    assert f"{counts[1]} of 92 public recipes" in readme
+    assert f"{counts[2]} of 37 for agents" in readme

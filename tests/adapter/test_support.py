@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import pickle
 import re
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from sglang.srt.environ import envs
 from sglang.srt.mem_cache import registry
 
 import sglang_pic
+from sglang_pic.adapter.doctor.old_flags import RENAMED, renewed
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, FEATURES, Symbol
 from sglang_pic.adapter.support import SUPPORT, Level, Support, check_features, check_support, prefix_only
 from sglang_pic.config import CONFIG_VARIABLE, PicConfig
@@ -243,3 +245,15 @@ def test_the_matrix_says_everything_once_and_what_to_change() -> None:
     assert all(entry.reason for entry in SUPPORT)
     without = {entry.what for entry in SUPPORT if entry.level is Level.REFUSED and not entry.change}
     assert without == {"a version with other symbols", "input embeddings"}
+
+
+def test_old_names_of_flags_are_not_sglangs() -> None:
+    """And the new ones are."""
+    parser = ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    known = set(parser._option_string_actions)
+    assert known.isdisjoint(RENAMED)
+    assert {new.split()[0] for new in RENAMED.values()} <= known
+    assert renewed(["--attention-backend", "nsa", "--page-size", "64"])[0] == [
+        *("--attention-backend", "dsa", "--page-size", "64")
+    ]

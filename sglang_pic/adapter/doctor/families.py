@@ -118,16 +118,16 @@ def render(found: Survey) -> str:
 
 def _answer(family: Family, folder: str, card: str) -> Answer:
     flags = family.flags_on(card)
-    reason, refused = _judge(folder, flags, card)
-    needed = [flag for line in refused for flag in _ways_out(line)]
+    reason, refused = judge(folder, flags, card)
+    needed = [flag for line in refused for flag in ways_out(line)]
     if needed:
-        reason, refused = _judge(folder, [*flags, *needed], card)
-    shortened = _shortened(refused[0]) if refused else ""
+        reason, refused = judge(folder, [*flags, *needed], card)
+    why = shortened(refused[0]) if refused else ""
     needs = "" if refused else " ".join(needed)
-    return Answer(card=card, flags=" ".join(flags), needed=needs, prefix_only=reason, refused=shortened)
+    return Answer(card=card, flags=" ".join(flags), needed=needs, prefix_only=reason, refused=why)
 
 
-def _judge(folder: str, flags: Sequence[str], card: str) -> tuple[str, list[str]]:
+def judge(folder: str, flags: Sequence[str], card: str) -> tuple[str, list[str]]:
     """Why a server would be prefix only, and why it would not start."""
     try:
         with resolve(folder, flags, card=card) as resolved:
@@ -136,13 +136,13 @@ def _judge(folder: str, flags: Sequence[str], card: str) -> tuple[str, list[str]
         return "", [str(error)]
 
 
-def _ways_out(line: str) -> list[str]:
+def ways_out(line: str) -> list[str]:
     """The flags that a refusal says to start with."""
     found = re.search(r"; start with (--[^,;.]+)", line)
     return found[1].split() if found else []
 
 
-def _shortened(line: str) -> str:
+def shortened(line: str) -> str:
     """A refusal without what all of them say."""
     before, after = Refused("REASON").line("WHAT").split("WHAT: REASON")
     return line.removeprefix(before).removesuffix(after)

@@ -1,4 +1,4 @@
-"""The verb `sglang-pic doctor [MODEL] [-- server flags]`, and `sglang-pic doctor --families`."""
+"""The verb `sglang-pic doctor [MODEL] [-- server flags]`, and `sglang-pic doctor --families` and `--recipes`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic doctor`."""
     parser.usage = (
         "sglang-pic doctor [MODEL] [--card CARD] [--env NAME=VALUE ...] [--json] [-- SERVER FLAG ...]\n"
-        "       sglang-pic doctor --families [--card CARD,CARD...] [--json]"
+        "       sglang-pic doctor --families [--card CARD,CARD...] [--json]\n"
+        "       sglang-pic doctor --recipes [--json]"
     )
     parser.add_argument(
         "model",
@@ -45,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"answer for the models that people serve, on several cards ({','.join(_OF_FAMILIES)})",
     )
+    parser.add_argument(
+        "--recipes", action="store_true", help="answer for the recipes that people have published, each with its flags"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(server_args=[])
     collect_after_dashes(parser)
@@ -58,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.families:
         return _run_families(args)
+    if args.recipes:
+        return _run_recipes(args)
     if len(args.card) > 1:
         raise ConfigError(f"--card {','.join(args.card)}: name one card, or add --families.")
     from sglang_pic.adapter.doctor.examine import examine
@@ -80,6 +86,18 @@ def _run_families(args: argparse.Namespace) -> int:
     print("sglang-pic: reading SGLang's arguments, about 40 s", file=sys.stderr)
     found = survey(args.card or _OF_FAMILIES)
     print(to_json(found) if args.json else render(found), end="")
+    return 0
+
+
+def _run_recipes(args: argparse.Namespace) -> int:
+    if args.model is not None or args.server_args or args.env or args.card:
+        raise ConfigError("--recipes: takes no MODEL, --card, --env or server flags; each recipe has its own.")
+    from sglang_pic.adapter.doctor.findings import to_json
+    from sglang_pic.adapter.doctor.recipes import render_recipes, survey_recipes
+
+    print("sglang-pic: reading SGLang's arguments, about a minute", file=sys.stderr)
+    found = survey_recipes()
+    print(to_json(found) if args.json else render_recipes(found), end="")
     return 0
 
 

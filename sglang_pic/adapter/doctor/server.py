@@ -16,7 +16,9 @@ from unittest.mock import patch
 import torch
 
 from sglang_pic.adapter.doctor.cards import pretend
+from sglang_pic.adapter.doctor.old_flags import renewed
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
+from sglang_pic.adapter.sglang.contract import installed_version
 from sglang_pic.errors import ConfigError, UnsupportedError
 
 
@@ -101,7 +103,9 @@ def _parse(argv: list[str]) -> Any:
     except SystemExit as stop:
         # argparse ends the process with its usage and one line that says what is wrong.
         line = said.getvalue().strip().splitlines()[-1] if said.getvalue().strip() else f"exit code {stop.code}"
-        raise ConfigError(f"server flags: {line.removeprefix('sglang serve: error: ')}") from stop
+        _, renamed = renewed(argv)
+        now = f"; in SGLang {installed_version()} {', '.join(renamed)}" if renamed else ""
+        raise ConfigError(f"server flags: {line.removeprefix('sglang serve: error: ')}{now}") from stop
 
 
 def _read(args: Any) -> Resolved:

@@ -1,0 +1,35 @@
+"""Names of server flags that recipes still have, and those that SGLang has in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+RENAMED: Final = {
+    "--cuda-graph-bs": "--cuda-graph-bs-decode",
+    "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
+    "--enable-deepep-moe": "--moe-a2a-backend deepep",
+    "--enable-dsa-prefill-context-parallel": "--enable-prefill-cp",
+    "--enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
+    "--keep-mm-feature-on-device": "--mm-feature-transport cuda_ipc",
+    "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
+    "--nsa-decode-backend": "--dsa-decode-backend",
+    "--nsa-prefill-backend": "--dsa-prefill-backend",
+    "--prefill-round-robin-balance": "--load-balance-method round_robin",
+    "--speculative-dflash-draft-window-size": "--speculative-draft-window-size",
+}
+"""By the old name; with a value where the old flag had none."""
+
+
+def renewed(flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Flags in the names that SGLang has, and what is to be said of each that was renamed."""
+    found, said = list[str](), list[str]()
+    for flag, before in zip(flags, ["", *flags], strict=False):
+        name, equals, value = flag.partition("=")
+        new = "dsa" if name == "nsa" and before.endswith("attention-backend") else RENAMED.get(name)
+        if new is None:
+            found.append(flag)
+            continue
+        found += f"{new}{equals}{value}".split()
+        said.append(f"{name} is {new}")
+    return found, said
