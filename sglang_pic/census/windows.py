@@ -34,9 +34,14 @@ class Repeated(NamedTuple):
 
 
 class WindowSearch:
-    """The windows of all calls so far. Memory: 8 bytes for each distinct window, at most four times that in a merge."""
+    """The windows of all calls so far. Memory: 8 bytes for each distinct window, at most four times that in a merge.
 
-    def __init__(self) -> None:
+    Args:
+        window_len: tokens of a window.
+    """
+
+    def __init__(self, window_len: int = WINDOW_LEN) -> None:
+        self._window_len = window_len
         # Ascending, distinct, disjoint; each at least twice as long as the next, so that there are few of them.
         self._seen: list[Hashes] = []
 
@@ -49,18 +54,19 @@ class WindowSearch:
             prefix_len: `path[:prefix_len]` begins an earlier path, so its windows are known. Windows that reach over
                 its end are looked up.
         """
-        first = max(0, prefix_len - WINDOW_LEN + 1)
+        size = self._window_len
+        first = max(0, prefix_len - size + 1)
         # Sorted, because ascending queries walk through the long arrays instead of jumping about in them.
-        names, places = np.unique(window_hashes(path[first:], WINDOW_LEN), return_inverse=True)
+        names, places = np.unique(window_hashes(path[first:], size), return_inverse=True)
         known = np.zeros(len(names), dtype=np.bool_)
         for seen in self._seen:
             at = np.minimum(np.searchsorted(seen, names), len(seen) - 1)
             known |= seen[at] == names
         self._remember(names[~known])
         is_known = known[places]
-        starts = np.flatnonzero(is_known[: max(0, prompt_len - WINDOW_LEN + 1 - first)]) + first
+        starts = np.flatnonzero(is_known[: max(0, prompt_len - size + 1 - first)]) + first
         behind = starts[np.searchsorted(starts, prefix_len) :]
-        return Repeated(_union_len(starts, prefix_len), _union_len(behind, prefix_len))
+        return Repeated(_union_len(starts, prefix_len, size), _union_len(behind, prefix_len, size))
 
     def _remember(self, fresh: Hashes) -> None:
         if not len(fresh):
@@ -87,11 +93,11 @@ def window_hashes(tokens: Tokens, window_len: int) -> Hashes:
     return hashes
 
 
-def _union_len(starts: npt.NDArray[np.int64], floor: int) -> int:
+def _union_len(starts: npt.NDArray[np.int64], floor: int, size: int) -> int:
     """Tokens from `floor` on in the windows that begin at `starts` (ascending)."""
     if not len(starts):
         return 0
-    ends = starts + WINDOW_LEN
+    ends = starts + size
     # Each window adds what the one before it has not reached.
     reached = np.maximum(np.concatenate([[floor], ends[:-1]]), floor)
     return int(np.maximum(ends - np.maximum(starts, reached), 0).sum())

@@ -19,7 +19,7 @@ from sglang_pic.explain.groups import Group, Grouping
 from sglang_pic.explain.snippets import SnippetPool, quote
 from sglang_pic.explain.token_texts import TokenTexts
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _SPAN_CHARS = 240
 # A call of many spans gets shorter quotations, and its shortest spans get none.
 _MIN_SPAN_CHARS = 60
@@ -55,6 +55,7 @@ class BreakRow(Row, frozen=True):
     new: int
     after: int
     neighbor: int
+    num_lost: int = 0
 
 
 class SpanRow(Row, frozen=True):
@@ -236,6 +237,7 @@ class PayloadBuilder:
             new=self._pool.add(found.new),
             after=self._pool.add(found.after),
             neighbor=found.neighbor.number,
+            num_lost=found.num_lost,
         )
 
     def _field_row(self, outcome: Outcome, changed: ChangedField) -> FieldRow:

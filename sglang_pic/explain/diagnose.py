@@ -13,10 +13,12 @@ from typing import NamedTuple
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.outcome import CallRef, Outcome
+from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import common_len
 from sglang_pic.explain.cause import Cause
-from sglang_pic.explain.fields import cause_of, first_value
-from sglang_pic.explain.rejoin import Alignment, align, contained_share
+from sglang_pic.explain.fields import cause_of, cause_of_several
+from sglang_pic.explain.passages import are_keys_reordered, is_image, is_role, is_thought
+from sglang_pic.explain.rejoin import WINDOW, Alignment, align, contained_share
 from sglang_pic.explain.snippets import quote
 
 # A changed field has at most this many tokens on either side; a longer change is a block.
@@ -35,6 +37,8 @@ _MAX_NOTE_TOKENS = 256
 # A removed block may leave a stub ("[old tool result cleared]"); in another session a stub would be another text.
 _STUB_SHARE = 0.25
 _STUB_FROM = 16
+# A line of a list that grows or shrinks, with nothing in its place.
+_LINE_FROM = 6
 _MAX_STUB_TOKENS = 24
 _MAX_FOREIGN_STUB_TOKENS = 4
 # Any two prompts of one template share fewer recoverable tokens than this.
@@ -42,7 +46,14 @@ _SHARED_TOKENS = 64
 _SHARED_SHARE = 0.1
 # Any two prompts of one template begin with about this many equal tokens.
 _TEMPLATE_TOKENS = 8
+# Changed values in front of this much text that stays the same are one task after another over the same document.
+_TASK_SHARE = 4
+_TASK_HEAD = 48
+# Text in the order of the earlier prompt, and this share of it in another order.
+_REORDERED_SHARE = 0.1
 _CONTEXT_TOKENS = 40
+# Of the text around a break: enough for the JSON object that it stands in.
+_OBJECT_TOKENS = 1_500
 _QUOTE_CHARS = 240
 
 
@@ -58,7 +69,9 @@ class Break:
     new_len: int | None
     """Tokens of the prompt until then."""
     num_lost: int
-    """Tokens behind the break that were there before, and that a prefix cache computes again."""
+    """Tokens behind the break that were there before, 16 or more in a row, and that a prefix cache computes again."""
+    num_recovered: int
+    """Of these the tokens that runs cover, and those that are computed because of a changed field."""
     num_behind: int
     """All tokens behind the break."""
     before: str
@@ -83,17 +96,24 @@ class Diagnoser:
 
     decode: Callable[[Tokens], str]
     _seen: dict[int, _Seen] = field(default_factory=dict)
+    _windows: WindowSearch = field(default_factory=lambda: WindowSearch(WINDOW))
+    # Tokens of the call at hand that were there before, behind its prefix.
+    _num_seen: int = 0
     # The last prompt of each agent of the session that is running.
     _session: tuple[str, str] | None = None
     _last: dict[str | None, Outcome] = field(default_factory=dict)
 
     def diagnose(self, outcome: Outcome) -> Break | None:
         """What broke this call's prefix; None if the call continues an earlier path or has none to continue."""
+        ref, prompt_len = outcome.ref, len(outcome.encoded.tokens)
+        path, prefix_len = outcome.encoded.path, outcome.prefix_len
+        seen = self._windows.observe(path, prompt_len=prompt_len, prefix_len=prefix_len)
+        self._num_seen = max(seen.num_behind, outcome.num_repeated)
         found = self._find(outcome)
-        ref = outcome.ref
+        if found is None or self._is_aside(outcome, found):
+            found = self._find_aside(outcome) or found
         if self._session != (ref.file, ref.session):
             self._session, self._last = (ref.file, ref.session), {}
-        prompt_len = len(outcome.encoded.tokens)
         self._last[outcome.agent] = outcome
         self._seen[ref.number] = _Seen(prompt_len, outcome.agent)
         return found
@@ -115,6 +135,7 @@ class Diagnoser:
             neighbor,
             self._seen.get(neighbor.number),
             neighbor.is_same_session(ref),
+            self._num_seen,
         )
         if same == len(rest):
             return self._describe(place, Cause.REWIND, None)
@@ -123,13 +144,53 @@ class Diagnoser:
         step = align(place.old, place.new) or _step_by_run(outcome, place)
         return self._describe(place, self._classify(place, step), step)
 
+    def _is_aside(self, outcome: Outcome, found: Break) -> bool:
+        """Whether what a call lost stands in the last call of its agent, and not in the older one that it continues."""
+        last = self._last.get(outcome.agent)
+        if last is None or found.neighbor == last.ref or not found.neighbor.is_same_session(outcome.ref):
+            return False
+        rest = outcome.encoded.tokens[found.at :]
+        there = contained_share(rest, outcome.expected[found.at - outcome.prefix_len :])
+        return contained_share(rest, last.encoded.path) > 2 * there + _REORDERED_SHARE
+
+    def _find_aside(self, outcome: Outcome) -> Break | None:
+        """The break of a call that continues an older path than the last one of its agent: it went back and forth.
+
+        A list that alternates between two orders finds each of them in the cache, and all that was said since in
+        neither.
+        """
+        ref, last = outcome.ref, self._last.get(outcome.agent)
+        if self._session != (ref.file, ref.session) or last is None or self._num_seen < _SHARED_TOKENS:
+            return None
+        new, old = outcome.encoded.tokens, last.encoded.path
+        at = common_len(old, new)
+        if at >= min(outcome.prefix_len, len(old), len(new)):
+            return None
+        theirs = self._seen.get(last.ref.number)
+        place = _Place(outcome, at, old[at:], new[at:], last.ref, theirs, True, self._num_seen)
+        step = align(place.old, place.new)
+        return self._describe(place, self._classify(place, step), step)
+
     def _classify(self, place: _Place, step: Alignment | None) -> Cause:
-        found = self._value_of(place, step) or self._other_prompt(place, step) or _moved(place, step)
+        found = self._value_of(place, step) or self._other_prompt(place, step)
+        found = found or self._passage_of(place, step) or _moved(place, step)
         if found is not None:
             return found
-        if place.is_same_session and place.theirs is not None and place.at >= place.theirs.prompt_len:
+        if place.is_answer:
             return Cause.ANSWER
-        return _cause_of_lengths(step, _MAX_STUB_TOKENS if place.is_same_session else _MAX_FOREIGN_STUB_TOKENS)
+        most_stub = _MAX_STUB_TOKENS if place.is_same_session else _MAX_FOREIGN_STUB_TOKENS
+        return _finer(place, step, _cause_of_lengths(step, most_stub))
+
+    def _passage_of(self, place: _Place, step: Alignment | None) -> Cause | None:
+        """The cause if the text at the break says it: a thought, or an object whose keys changed places."""
+        encoded, at = place.outcome.encoded, place.at
+        old = self.decode(place.old[:_OBJECT_TOKENS])
+        before = encoded.text(max(0, at - _OBJECT_TOKENS), at)
+        new = encoded.text(at, min(at + _OBJECT_TOKENS, len(encoded.tokens)))
+        if is_thought(before, old, new):
+            return Cause.THOUGHT
+        is_short = step is not None and max(step.old_len, step.new_len) <= _OBJECT_TOKENS
+        return Cause.KEYS if is_short and not place.is_answer and are_keys_reordered(before, old, new) else None
 
     def _value_of(self, place: _Place, step: Alignment | None) -> Cause | None:
         """The cause if a value of a known kind changed: that says most, whichever agent made the call."""
@@ -143,12 +204,14 @@ class Diagnoser:
         old, new = self.decode(place.old[: step.old_len]), encoded.text(at, resumes)
         if max(step.old_len, step.new_len) <= _FIELD_TOKENS:
             after = encoded.text(resumes, min(resumes + _CONTEXT_TOKENS, len(encoded.tokens)))
+            if is_image(before):
+                return Cause.IMAGE
+            if is_role(old, new):
+                return Cause.ROLE
             found = cause_of(before, old, new, after)
             if found is not None:
                 return found
-        # Several fields in a row: the first of them ended the prefix.
-        found = cause_of(before, first_value(old), first_value(new), "")
-        return None if found is Cause.COUNT else found
+        return cause_of_several(before, old, new)
 
     def _other_prompt(self, place: _Place, step: Alignment | None) -> Cause | None:
         """The cause if this is another prompt, not a later version of the neighbor's."""
@@ -175,7 +238,8 @@ class Diagnoser:
         is_early = place.at <= _COMPACTED_SHARE * before
         if not (is_shorter and is_early):
             return False
-        if step is None or place.at < _TEMPLATE_TOKENS:
+        # So few tokens are the beginning of any call of a tool.
+        if step is None or place.at < _TEMPLATE_TOKENS or step.same_len < _SHARED_TOKENS:
             return True
         return step.old_len > _MAX_NOTE_TOKENS and step.new_len > _MAX_STUB_TOKENS
 
@@ -190,7 +254,8 @@ class Diagnoser:
             at=at,
             old_len=old_len,
             new_len=new_len,
-            num_lost=place.outcome.num_repeated,
+            num_lost=self._num_seen,
+            num_recovered=place.outcome.num_repeated,
             num_behind=end - at,
             before=encoded.text(max(0, at - _CONTEXT_TOKENS), at),
             old=quote(lambda start, stop: self.decode(place.old[start:stop]), 0, num_old, _QUOTE_CHARS),
@@ -210,11 +275,18 @@ class _Place(NamedTuple):
     neighbor: CallRef
     theirs: _Seen | None
     is_same_session: bool
+    num_seen: int
+    """Tokens behind the prefix that were there before."""
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the earlier path goes on with its answer here."""
+        return self.is_same_session and self.theirs is not None and self.at >= self.theirs.prompt_len
 
 
 def _shares(place: _Place) -> bool:
     """Whether enough of the text behind the break was there before to speak of a loss."""
-    return place.outcome.num_repeated >= max(_SHARED_TOKENS, _SHARED_SHARE * len(place.new))
+    return place.num_seen >= max(_SHARED_TOKENS, _SHARED_SHARE * len(place.new))
 
 
 def _step_by_run(outcome: Outcome, place: _Place) -> Alignment | None:
@@ -256,10 +328,13 @@ def _is_moved_note(place: _Place, theirs: _Seen) -> bool:
     If it still ends the same message, then text was inserted in front of it.
     """
     note = place.old[: max(0, theirs.prompt_len - place.at)]
-    if not place.is_same_session or not _MOVED_WINDOW <= len(note) <= _MAX_NOTE_TOKENS:
+    if not place.is_same_session or len(note) < _MOVED_WINDOW:
         return False
     message_end = next(part.end for part in place.outcome.encoded.parts if part.end > place.at)
     cut = message_end - place.at
+    if len(note) > _MAX_NOTE_TOKENS:
+        # A longer text, such as what was retrieved, was at the end, and what begins alike is there again.
+        return cut < len(place.new) and _begins_in(note, place.new[cut:]) and not _begins_in(note, place.new[:cut])
     return _is_in(note, place.new[cut:]) and not _is_in(note, place.new[:cut])
 
 
@@ -267,11 +342,34 @@ def _is_in(part: Tokens, whole: Tokens) -> bool:
     return contained_share(part, whole, _MOVED_WINDOW) >= _MOVED_SHARE
 
 
+def _begins_in(part: Tokens, whole: Tokens) -> bool:
+    return contained_share(part[:WINDOW], whole, _MOVED_WINDOW) >= _MOVED_SHARE
+
+
+def _finer(place: _Place, step: Alignment | None, cause: Cause) -> Cause:
+    """What the text behind a block that was inserted, removed or replaced says of it."""
+    if step is None or cause not in (Cause.INSERTED, Cause.REMOVED, Cause.REPLACED, Cause.FIELD):
+        return cause
+    parts = place.outcome.encoded.parts
+    opening = place.outcome.encoded.tokens[parts[-1].start]
+    if cause is Cause.REMOVED and step.new_len <= _MAX_FOREIGN_STUB_TOKENS and opening in place.old[: step.old_len]:
+        return Cause.WINDOW
+    passed, rest = place.old[: step.old_len + step.same_len], place.new[step.new_len + step.same_len :]
+    part = next(part for part in parts if part.end > place.at)
+    # In the last message, what is left may share documents in whatever order: they were retrieved anew.
+    whole = place.old if part.role == "user" and part.end >= parts[-1].start else passed
+    if cause is not Cause.FIELD and contained_share(rest, whole) >= _REORDERED_SHARE:
+        return Cause.REORDERED
+    is_head = part.role == "user" and place.at - part.start <= _TASK_HEAD
+    changed = max(step.old_len, step.new_len)
+    return Cause.TASK_FIRST if is_head and _TASK_SHARE * changed <= min(step.same_len, part.end - place.at) else cause
+
+
 def _cause_of_lengths(step: Alignment | None, most_stub: int) -> Cause:
     if step is None:
         return Cause.REPLACED
     old_len, new_len = step.old_len, step.new_len
-    if max(old_len, new_len) > _STUB_FROM:
+    if max(old_len, new_len) > (_STUB_FROM if min(old_len, new_len) else _LINE_FROM):
         if old_len <= min(most_stub, _STUB_SHARE * new_len):
             return Cause.INSERTED
         if new_len <= min(most_stub, _STUB_SHARE * old_len):

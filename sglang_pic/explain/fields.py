@@ -15,7 +15,8 @@ _CLOCK = re.compile(
     rf"|\b(?:{_MONTHS})\b\.?\s*\d{{1,4}}|\b\d{{1,2}}(?:[snr][td]|th)?\s+(?:{_MONTHS})\b"
     rf"|\b(?:{_DAYS})\b,?\s+(?:\d|{_MONTHS})"
     r"|\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9})?\b"  # seconds since 1970, or parts of them
-    r"|\b\d{8}T\d{4,6}",
+    r"|\b\d{8}T\d{4,6}"
+    r"|\b\d+ (?:second|minute|hour|day|week|month|year)s? ago\b|\bjust now\b|\byesterday\b",
     re.IGNORECASE,
 )
 _DAY_OR_MONTH = re.compile(rf"(?:{_MONTHS}|{_DAYS})\.?", re.IGNORECASE)
@@ -23,6 +24,7 @@ _ABOUT_TIME = re.compile(r"\b(?:time|date|today|now|clock|timestamp|current[ _]?
 _NUMBER = re.compile(r"[$€£#~+-]?\d[\d.,_\s]*(?:%|[kmgt]i?b?|ms|s|tokens?)?", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", re.IGNORECASE)
 _HEX = re.compile(r"(?:0x)?[0-9a-f]{7,}", re.IGNORECASE)
+_SHORT_HEX = re.compile(r"[0-9a-f]{3,}", re.IGNORECASE)
 _MIXED = re.compile(r"[A-Za-z0-9_+/=.:-]{6,}")
 _ABOUT_ID = re.compile(
     r"(?:\b|_)(?:id|ids|uuid|guid|session|request|trace|nonce|token|hash|sha|commit|key|run)\b[\"'\s:=#(\[]*\Z",
@@ -30,6 +32,7 @@ _ABOUT_ID = re.compile(
 )
 # A value ends where text around it does.
 _LEFT = re.compile(r"[^\s\"'`<>(){}\[\],;=|]{0,48}\Z")
+_VALUE = re.compile(r"[^\s\"'`<>(){}\[\],;=|]+")
 _RIGHT = re.compile(r"\A[^\s\"'`<>(){}\[\],;=|]{0,48}")
 
 
@@ -49,6 +52,20 @@ def first_value(text: str) -> str:
     return found.group() if found else ""
 
 
+def cause_of_several(before: str, old: str, new: str) -> Cause | None:
+    """The cause if several fields in a row changed: the kind of the first one that has a kind; else None."""
+    first = cause_of(before, first_value(old.lstrip()), first_value(new.lstrip()), "")
+    if first in (Cause.CLOCK, Cause.ID):
+        return first
+    olds, news = _VALUE.findall(old), _VALUE.findall(new)
+    if len(olds) == len(news):
+        found = [cause_of("", *pair, "") for pair in zip(olds, news, strict=True) if pair[0] != pair[1]]
+        named = next((kind for kind in found if kind in (Cause.CLOCK, Cause.ID)), None)
+        if named is not None:
+            return named
+    return Cause.COUNT if _only_digits_differ(old, new) else None
+
+
 def cause_of(before: str, old: str, new: str, after: str) -> Cause | None:
     """`CLOCK`, `ID` or `COUNT` if such a value went from `old` to `new`, between `before` and `after`; else None."""
     values = [field_around(before, text, after) for text in (old, new)]
@@ -60,7 +77,11 @@ def cause_of(before: str, old: str, new: str, after: str) -> Cause | None:
     numeric = [bool(_NUMBER.fullmatch(value)) or not value for value in stripped]
     if all(numeric) and any(stripped):
         return Cause.CLOCK if _ABOUT_TIME.search(context) else Cause.COUNT
-    if any(map(_is_id, stripped)) or (_ABOUT_ID.search(context) and any(map(_has_digit, stripped))):
+    if (
+        any(map(_is_id, stripped))
+        or _are_hex(*stripped)
+        or (_ABOUT_ID.search(context) and any(map(_has_digit, stripped)))
+    ):
         return Cause.ID
     if _only_digits_differ(*stripped):
         return Cause.COUNT
@@ -89,6 +110,14 @@ def _is_id(value: str) -> bool:
     return any(
         _has_digit(word) and _changes_kind(word) >= 3 for word in _MIXED.findall(value) if not word.startswith("http")
     )
+
+
+def _are_hex(old: str, new: str) -> bool:
+    """Two short hexadecimal values of one length; a word such as `face` alone is none."""
+    both = [old.rpartition(".")[2], new.rpartition(".")[2]]
+    if len(both[0]) != len(both[1]) or not all(map(_SHORT_HEX.fullmatch, both)):
+        return False
+    return any(_has_digit(one) and not one.isdigit() for one in both)
 
 
 def _changes_kind(word: str) -> int:

@@ -29,6 +29,7 @@ class Group(msgspec.Struct, rename="camel"):
     worst_lost: int = -1
     worst_call: int = 0
     """The call that lost most, as an example."""
+    num_recovered: int = 0
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Grouping:
         group = self._groups.setdefault(key, Group(len(self._groups), *key))
         group.num_calls += 1
         group.num_lost += found.num_lost
+        group.num_recovered += found.num_recovered
         group.num_behind += found.num_behind
         if found.num_lost > group.worst_lost:
             group.worst_lost, group.worst_call = found.num_lost, call
@@ -72,7 +74,7 @@ def _signature(found: Break, agent: str | None) -> str:
             return ""
         case Cause.AGENT if agent is not None:
             return _mask(agent)
-        case Cause.MOVED | Cause.REMOVED:
+        case Cause.MOVED | Cause.REMOVED | Cause.WINDOW | Cause.THOUGHT if found.old.strip():
             # The text before a note differs every time; the note does not.
             return _mask(found.old.strip())[:_SIGNATURE_CHARS]
         case Cause.INSERTED:

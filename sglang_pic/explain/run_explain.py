@@ -19,6 +19,7 @@ from sglang_pic.census.inputs import (
     add_policy_arguments,
     add_state_arguments,
     check_inputs,
+    output_path,
     policy_of,
     read_sessions,
     state_rules_of,
@@ -31,6 +32,7 @@ from sglang_pic.explain.data import Figures, Payload, PayloadBuilder
 
 _NUM_CAUSES = 8
 _NUM_TITLES = 3
+_NUM_ADVICE = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_inputs(args)
     config, rules = policy_of(args), state_rules_of(args)
-    out = _page_path(args)
+    out = output_path(args.out, "HTML file", is_forced=args.force)
     encoder = load_encoder(args.tokenizer)
     # All files are read first, so that a bad line in the last one is reported now and not at the end.
     passed = {file: Passed(args.strict) for file in args.files}
@@ -81,17 +83,6 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"note: {note}."))
     print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB)")
     return 0
-
-
-def _page_path(args: argparse.Namespace) -> Path:
-    out = Path(args.out).expanduser()
-    if out.is_dir():
-        raise ConfigError(f"--out={args.out!r}: is a folder; name the HTML file to write.")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out={args.out!r}: the folder {str(out.parent)!r} does not exist; make it first.")
-    if out.exists() and not args.force:
-        raise ConfigError(f"--out={args.out!r}: exists; name another file, or replace it with --force.")
-    return out
 
 
 def _title(files: Sequence[str]) -> str:
@@ -133,19 +124,26 @@ def _print_causes(payload: Payload, figures: Figures) -> None:
     if figures.guarded_tokens:
         shares += f" ({figures.guarded_tokens / figures.prompt_tokens:.1%} because of a changed field)"
     print(f"{len(payload.calls):,} calls, {figures.prompt_tokens:,} prompt tokens: {shares or '-'}\n")
-    table = Table("tokens", "calls", "what broke the prefix", "worst place", box=None, pad_edge=False)
-    for column in table.columns:
+    table = Table("lost", "recovered", "calls", "what broke the prefix", "worst place", box=None, pad_edge=False)
+    for number, column in enumerate(table.columns):
         column.no_wrap, column.overflow = True, "ellipsis"
-    table.columns[0].justify = table.columns[1].justify = "right"
+        if number < 3:
+            column.justify, column.min_width = "right", len(str(column.header))
     for cause in payload.causes[:_NUM_CAUSES]:
         groups = [payload.groups[number] for number in cause.groups]
         if num_lost := sum(group.num_lost for group in groups):
             num_calls = sum(group.num_calls for group in groups)
-            table.add_row(f"{num_lost:,}", f"{num_calls:,}", cause.label, groups[0].signature)
+            recovered = sum(group.num_recovered for group in groups)
+            table.add_row(f"{num_lost:,}", f"{recovered:,}", f"{num_calls:,}", cause.label, groups[0].signature)
     if figures.appending_calls:
         appended = f"{figures.appended_tokens:,}", f"{figures.appending_calls:,}"
-        table.add_row(*appended, "(nothing: appended text repeats)", "")
+        table.add_row("-", *appended, "(nothing: appended text repeats)", "")
     if not table.rows:
-        print("No break cost tokens that could be recovered.\n")
+        print("No break cost tokens.\n")
         return
     print(f"{as_text(table)}\n")
+    print("lost: were there before, and a prefix cache computes them again; recovered: this cache moves these of them.")
+    for cause in payload.causes[:_NUM_ADVICE]:
+        if any(payload.groups[number].num_lost for number in cause.groups):
+            print(f"\n{cause.label}. {cause.advice}")
+    print()

@@ -11,7 +11,6 @@ from census_fakes import CONFIG, Ids, IdsEncoder, session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.census import windows
 from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import ChangedField, Outcome
 from sglang_pic.census.simulate import simulate
@@ -127,17 +126,15 @@ def shared_len(path: Ids, others: list[Ids]) -> int:
 
 @given(calls=CALLS)
 def test_it_agrees_with_a_set_of_windows(calls: list[tuple[Ids, int, int]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "WINDOW_LEN", SHORT)
-        search, seen = WindowSearch(), set[tuple[int, ...]]()
-        earlier: list[Ids] = []
-        for path, prompt_len, prefix_len in calls:
-            prompt = min(prompt_len, len(path))
-            # What lies before `prefix_len` is to begin an earlier path.
-            prefix = min(prefix_len, prompt, shared_len(path, earlier))
-            found = search.observe(as_tokens(path), prompt_len=prompt, prefix_len=prefix)
-            assert found == brute(seen, path, prompt, prefix, SHORT)
-            earlier.append(path)
+    search, seen = WindowSearch(SHORT), set[tuple[int, ...]]()
+    earlier: list[Ids] = []
+    for path, prompt_len, prefix_len in calls:
+        prompt = min(prompt_len, len(path))
+        # What lies before `prefix_len` is to begin an earlier path.
+        prefix = min(prefix_len, prompt, shared_len(path, earlier))
+        found = search.observe(as_tokens(path), prompt_len=prompt, prefix_len=prefix)
+        assert found == brute(seen, path, prompt, prefix, SHORT)
+        earlier.append(path)
 
 
 def test_memory_is_eight_bytes_a_distinct_window_and_arrays_stay_few() -> None:

@@ -142,6 +142,7 @@ GENERATED = "gen:random?sessions=1"
 RUNS = {
     "census": ("[census]", "sglang_pic.census.table", [GENERATED]),
     "explain": ("[census]", "sglang_pic.explain.page", [GENERATED, "--out", "page.html"]),
+    "fix": ("[census]", "sglang_pic.census.table", [GENERATED]),
     "skill": ("[client]", "sglang_pic.client", ["list"]),
     "route": (
         "[route]",

@@ -57,9 +57,12 @@ def test_calls_are_whole(trace: str) -> None:
 def test_losses_add_up() -> None:
     """What can be recovered stands behind a break or in a call that continues: nothing is counted twice or left out."""
     builder, payload = build("sample:opendevin")
-    lost = sum(group.num_lost for group in payload.groups)
+    recovered = sum(group.num_recovered for group in payload.groups)
     figures = builder.figures
-    assert lost + figures.appended_tokens == figures.chunk_tokens + figures.guarded_tokens
+    assert recovered + figures.appended_tokens == figures.chunk_tokens + figures.guarded_tokens
+    assert all(group.num_recovered <= group.num_lost <= group.num_behind for group in payload.groups)
+    lost = sum(group.num_lost for group in payload.groups)
+    assert lost == sum(call.found.num_lost for call in payload.calls if call.found)
     assert lost == sum(group.num_lost for group in builder.grouping.ranked())
 
 
@@ -132,8 +135,9 @@ def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert err == ""
     lines = printed.splitlines()
     assert lines[0].startswith("56 calls, ")
-    assert lines[2].split() == ["tokens", "calls", "what", "broke", "the", "prefix", "worst", "place"]
+    assert lines[2].split() == ["lost", "recovered", "calls", "what", "broke", "the", "prefix", "worst", "place"]
     assert "A clock or a date" in lines[3], "worst first"
+    assert "In the harness: tell the time in the last user message" in printed
     assert lines[-1].startswith(f"page: {out} (")
     assert list(tmp_path.iterdir()) == [out]
 

@@ -61,7 +61,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lengths = {"prompt_len": 2_000 + number % 900, "answer_len": 50, "prefix_len": 500}
         spans.append(SpanRow(start=spans[-1].end, end=lengths["prompt_len"], text=1))
         texts = {"before": 1, "old": 2, "new": 3, "after": 4}
-        found = BreakRow(group=number % 2, at=500, old_len=3, new_len=4, neighbor=number - 1, **texts)
+        lost = 400 if len(spans) > 2 else 0
+        found = BreakRow(group=number % 2, at=500, old_len=3, new_len=4, neighbor=number - 1, num_lost=lost, **texts)
         names = {"session": number // 100, "index": number % 100, "agent": number % 2}
         calls.append(CallRow(**names, **lengths, spans=spans, found=found if number else None))
     payload = Payload(

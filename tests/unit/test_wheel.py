@@ -125,6 +125,7 @@ def test_every_verb_runs_in_an_environment_with_nothing_else(
     runs: dict[str, list[str | Path]] = {
         "census": ["sample:opendevin"],
         "explain": ["clock:sample:agents", "--out", tmp_path / "page.html"],
+        "fix": ["clock:sample:agents"],
         "report": [tmp_path / "demo"],
     }
     asked = []

@@ -31,7 +31,7 @@ class CauseList {
     const fill = element("i");
     fill.style.width = `${(100 * cause.numLost) / this.most}%`;
     const sum = element("div", "sum", element("b", "", short(cause.numLost)), " tokens");
-    sum.append(element("small", "", `${plural(cause.numCalls, "call")}, ${percent(cause.numLost, this.all)} of the loss`));
+    sum.append(element("small", "", `${plural(cause.numCalls, "call")}, ${percent(cause.numLost, this.all)} of the loss`), element("small", "", `${percent(cause.numRecovered, cause.numLost)} of it recoverable`));
     sum.title = `${count(cause.numLost)} tokens were there before; ${count(cause.numBehind)} tokens stand behind these breaks in all`;
     const header = element("header", "");
     header.append(element("div", "", element("h3", "", cause.label), element("p", "", cause.advice)), sum, element("div", "share", fill));

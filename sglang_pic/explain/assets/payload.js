@@ -39,7 +39,7 @@ function buildModel({ files, sessions, agents, causes, groups, calls, texts }) {
   for (const cause of causes) {
     cause.groups = cause.groups.map((number) => Object.assign(groups[number], { cause }));
     const sum = (name) => cause.groups.reduce((total, group) => total + group[name], 0);
-    Object.assign(cause, { numCalls: sum("numCalls"), numLost: sum("numLost"), numBehind: sum("numBehind") });
+    Object.assign(cause, { numCalls: sum("numCalls"), numLost: sum("numLost"), numRecovered: sum("numRecovered"), numBehind: sum("numBehind") });
   }
   calls.forEach((call, number) => {
     const session = sessions[call.session];
@@ -60,7 +60,7 @@ function buildModel({ files, sessions, agents, causes, groups, calls, texts }) {
       for (const name of ["before", "old", "new", "after"]) field[name] = texts[field[name] ?? 0];
     }
     call.repeatedLen = call.hitLen + call.guardedLen;
-    call.lost = found ? call.repeatedLen : 0;
+    call.lost = found ? found.numLost ?? 0 : 0;
     session.calls.push(call);
     session.longest = Math.max(session.longest, call.length);
     for (const name of ["promptLen", "prefixLen", "hitLen"]) session[name] += call[name];

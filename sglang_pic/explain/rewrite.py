@@ -1,0 +1,239 @@
+"""Recorded calls as a mended harness would have sent them: what changes stands last, what stays the same stays there.
+
+Four rules, each of which a harness can keep; `RULES` says them. Nothing is invented and nothing is left out: text
+moves, or comes back as it was first sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+from pic_traces.session import Call, CallSpec, JsonValue, Message, Session
+
+RULES = {
+    "head": "what differs between calls leaves the system prompt, and is appended to the last message when it changed",
+    "tools": "tools keep the order in which they were first sent, and new ones are appended",
+    "keys": "keys of tool schemas and of results keep their order",
+    "history": "messages are sent back as they were first sent or generated: stamps, spaces, roles",
+}
+"""What is rewritten, by the name of the rule."""
+
+# A sentence in a line, or what is left of the line; joined they are the line.
+_SENTENCE = re.compile(r"[^\n]*?[.!?](?= )\s|[^\n]*\n|[^\n]+")
+_LINE_CHARS = 200
+# Two system prompts are versions of one if they share so much of the shorter one's text.
+_SAME_SHARE = 0.5
+# What harnesses change in messages that they send again: stamps in brackets, numbers, white space.
+_RESTAMPED = re.compile(r"\[[^\]\n]{0,80}\]|\d+|\s+")
+
+
+@dataclass(slots=True)
+class _Head:
+    """One system prompt in all its versions: the pieces that every version has, in the order of the first."""
+
+    pieces: list[str]
+
+    def take(self, text: str) -> bool:
+        """Whether a text is a version of it; then only what it has, too, stays."""
+        found = Counter(_pieces(text))
+        kept = [piece for piece in self.pieces if found[piece]]
+        shorter = min(sum(map(len, self.pieces)), len(text))
+        if sum(map(len, kept)) < _SAME_SHARE * shorter:
+            return False
+        self.pieces = kept
+        return True
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What a session was sent and has generated so far."""
+
+    # By their places and names: messages as they were first sent or generated, and what was appended to them.
+    first: dict[tuple[int, str], Message] = field(default_factory=dict)
+    appended: dict[tuple[int, str], str] = field(default_factory=dict)
+    told: str = ""
+
+
+@dataclass(slots=True)
+class Rewriter:
+    """Rewrites sessions. `learn` all of them first, which finds what changes; `num_changed` counts calls by rule."""
+
+    num_changed: Counter[str] = field(default_factory=Counter)
+    _heads: list[_Head] = field(default_factory=list)
+    _head_of: dict[bytes, _Head] = field(default_factory=dict)
+    # Tools by name, in the order in which they were first sent; objects by what they say, as they were first written.
+    _ranks: dict[str, int] = field(default_factory=dict)
+    _forms: dict[str, JsonValue] = field(default_factory=dict)
+
+    def learn(self, sessions: Iterable[Session]) -> None:
+        """Note the system prompts of all calls; memory grows with distinct ones."""
+        for session in sessions:
+            for call in session.calls():
+                if (text := _system_text(call.messages)) is None or _digest(text) in self._head_of:
+                    continue
+                head = next((head for head in self._heads if head.take(text)), None)
+                if head is None:
+                    head = _Head(_pieces(text))
+                    self._heads.append(head)
+                self._head_of[_digest(text)] = head
+
+    def rewrite(self, session: Session) -> Session:
+        """The session with its calls rewritten, in their order; answers are as recorded."""
+        sent: dict[str | None, _Sent] = {}
+        pool: list[Message] = []
+        specs: list[CallSpec] = []
+        for call, spec in zip(session.calls(), session.specs, strict=True):
+            messages = self._messages(call, sent.setdefault(call.agent, _Sent()))
+            start = len(pool)
+            pool += messages
+            answer = call.completion
+            if answer is not None:
+                pool.append(answer)
+            specs.append(
+                msgspec.structs.replace(
+                    spec,
+                    spans=((start, start + len(messages)),),
+                    completion=None if answer is None else len(pool) - 1,
+                    tools=self._tools(call),
+                    prompt_tokens=None,
+                )
+            )
+        return msgspec.structs.replace(session, pool=pool, specs=specs)
+
+    def _messages(self, call: Call, sent: _Sent) -> list[Message]:
+        messages, volatile = self._without_head(call.messages)
+        keyed = [(index, _norm(message)) for index, message in enumerate(messages)]
+        # Behind the last answer all is new.
+        answered = max((n for n, one in enumerate(messages) if one.get("role") == "assistant"), default=0)
+        as_first = [
+            sent.first.get(key, message) if 0 < key[0] <= answered else message
+            for key, message in zip(keyed, messages, strict=True)
+        ]
+        for key, message in zip(keyed, as_first, strict=True):
+            sent.first.setdefault(key, message)
+        self._count("history", as_first != messages)
+        messages = [self._with_first_keys(message) for message in as_first]
+        self._count("keys", messages != as_first)
+        last = max((n for n, one in enumerate(messages) if one.get("role") in ("user", "tool")), default=None)
+        if volatile and volatile != sent.told and last is not None:
+            sent.appended[keyed[last]] = sent.told = volatile
+        for index, key in enumerate(keyed):
+            if key in sent.appended:
+                messages[index] = _appended(messages[index], sent.appended[key])
+        if call.completion is not None:
+            answer = (len(messages), _norm(call.completion))
+            sent.first.setdefault(answer, call.completion)
+        return messages
+
+    def _without_head(self, messages: list[Message]) -> tuple[list[Message], str]:
+        """The messages with the system prompt that all calls have in common, and what it had besides."""
+        text = _system_text(messages)
+        head = None if text is None else self._head_of.get(_digest(text))
+        if text is None or head is None:
+            return list(messages), ""
+        stable = "".join(head.pieces)
+        if stable.strip() == text.strip():
+            return list(messages), ""
+        left = Counter(head.pieces)
+        volatile = []
+        for piece in _pieces(text):
+            if left[piece]:
+                left[piece] -= 1
+            else:
+                volatile.append(piece)
+        self._count("head", True)
+        return [{**messages[0], "content": stable}, *messages[1:]], "".join(volatile).strip()
+
+    def _tools(self, call: Call) -> list[JsonValue] | None:
+        if call.tools is None:
+            return None
+        for tool in call.tools:
+            self._ranks.setdefault(_tool_name(tool), len(self._ranks))
+        ordered = sorted(call.tools, key=lambda tool: self._ranks[_tool_name(tool)])
+        self._count("tools", ordered != call.tools)
+        first = [self._forms.setdefault(json.dumps(_sorted(tool)), tool) for tool in ordered]
+        self._count("keys", json.dumps(first) != json.dumps(ordered))
+        return first
+
+    def _with_first_keys(self, message: Message) -> Message:
+        """A tool's result as it was first written, if it is JSON. Arguments come back as the model wrote them."""
+        content = message.get("content")
+        if message.get("role") != "tool" or not isinstance(content, str) or (key := _sorted_text(content)) is None:
+            return message
+        return {**message, "content": self._forms.setdefault(key, content)}
+
+    def _count(self, rule: str, is_changed: bool) -> None:
+        self.num_changed[rule] += is_changed
+
+
+def request_lines(session: Session) -> Iterator[bytes]:
+    """The calls of a session as chat requests, one JSON object a line, as `pic_traces` reads them."""
+    for call in session.calls():
+        body = {"session_id": call.session_id, "messages": call.messages, "tools": call.tools, **call.options}
+        line = {**body, "response": call.completion}
+        yield msgspec.json.encode({key: value for key, value in line.items() if value is not None}) + b"\n"
+
+
+def _pieces(text: str) -> list[str]:
+    """The lines of a text, long ones as sentences; joined they are the text."""
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+    return [piece for line in lines for piece in ([line] if len(line) <= _LINE_CHARS else _SENTENCE.findall(line))]
+
+
+def _system_text(messages: list[Message]) -> str | None:
+    first = messages[0] if messages else {}
+    if first.get("role") not in ("system", "developer"):
+        return None
+    content = first.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+        # Blocks are sentences of their own, as every template shows them.
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else None
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _norm(message: Message) -> str:
+    """A name for a message in whatever version it is sent."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    text = _RESTAMPED.sub("", content if isinstance(content, str) else json.dumps(content or ""))
+    made = _RESTAMPED.sub("", json.dumps(_sorted(calls))) if calls else ""
+    return hashlib.blake2b(f"{text}\0{made}".encode(), digest_size=8).hexdigest()
+
+
+def _appended(message: Message, text: str) -> Message:
+    content = message.get("content")
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": text}]}
+    return {**message, "content": f"{content or ''}\n\n{text}"}
+
+
+def _sorted_text(text: str) -> str | None:
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _sorted(value: JsonValue) -> JsonValue:
+    """A value whose objects have sorted keys, also those that are JSON in a string."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_sorted(item) for item in value]
+    return _sorted_text(value) or value if isinstance(value, str) else value
+
+
+def _tool_name(tool: JsonValue) -> str:
+    function = tool.get("function", tool) if isinstance(tool, dict) else {}
+    return str(function.get("name")) if isinstance(function, dict) else ""
