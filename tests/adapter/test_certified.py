@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sglang_pic import certificate as certificates
-from sglang_pic.adapter import factory
+from sglang_pic.adapter import factory, support
 from sglang_pic.adapter.startup import certified
 from sglang_pic.certificate import policy_settings
 from sglang_pic.config import PicConfig, UncertifiedConfig, load_config
@@ -79,6 +79,7 @@ def test_the_cache_is_made_with_the_settled_preset(monkeypatch: pytest.MonkeyPat
         "_make_cache": make_cache,
     }.items():
         monkeypatch.setattr(factory, name, stub)
+    monkeypatch.setattr(support, "prefix_only", lambda _: "")
     monkeypatch.setattr(certified, "certify", lambda *_: (settled, None))
     worker = SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str="triton"))
     args = SimpleNamespace(enable_metrics=False, disaggregation_mode="null")
