@@ -86,6 +86,7 @@ sglang_pic/site/companion
 
 Operating it <sglang_pic/OPERATE>
 Recording a log <sglang_pic/RECORD>
+No splices: why? <sglang_pic/NO_HITS>
 Runbook and board <sglang_pic/RUNBOOK>
 sglang_pic/site/upgrade
 Models <sglang_pic/MODELS>

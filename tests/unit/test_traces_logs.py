@@ -127,6 +127,44 @@ def test_a_response_goes_on_from_an_earlier_one(tmp_path: Path) -> None:
     assert "/v1/embeddings" in passed.summary()
 
 
+def test_streams_are_joined(tmp_path: Path) -> None:
+    """By hand, after what gateways record of the three APIs."""
+
+    def events(*data: dict[str, Any]) -> str:
+        return "".join(f"event: x\ndata: {json.dumps(one)}\n\n" for one in data) + "data: [DONE]\n\n"
+
+    def part(**delta: object) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "delta": delta}]}
+
+    called = [{"index": 0, "id": "c", "function": {"name": "look", "arguments": '{"at"'}}]
+    rest = [{"index": 0, "function": {"arguments": ": 1}"}}]
+    chat = [part(reasoning_content="h"), part(reasoning_content="m"), part(content="a"), part(content="b")]
+    chat += [part(tool_calls=called), part(tool_calls=rest), {"choices": [], "usage": {"prompt_tokens": 7}}]
+    blocks = [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 5, "cache_read_input_tokens": 4}}},
+        {"type": "content_block_start", "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "ab"}},
+        {"type": "content_block_start", "content_block": {"type": "tool_use", "id": "c", "name": "look", "input": {}}},
+        {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": '{"at": 1}'}},
+    ]
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ab"}]}
+    whole = {"id": "r", "output": [said], "usage": {"input_tokens": 3}}
+    path = write(
+        tmp_path / "log.jsonl",
+        request("u", response=events(*chat)),
+        request("u", response=chat),
+        {"request": {"body": request("u", system="s")}, "response": {"status": 200, "body_raw": events(*blocks)}},
+        {"input": "u", "store": False, "response": {"body": events({"type": "response.completed", "response": whole})}},
+    )
+    found = calls_of(path)
+    answers = [call.completion for call in found]
+    assert [answer["content"] for answer in answers] == ["ab"] * 4
+    assert [call.prompt_tokens for call in found] == [7, 7, 9, 3]
+    assert [answer.get("reasoning_content") for answer in answers] == ["hm", "hm", None, None]
+    made = [answer["tool_calls"][0]["function"] for answer in answers[:3]]
+    assert made == [{"name": "look", "arguments": '{"at": 1}'}] * 3
+
+
 def test_litellm_rows_without_their_prompt_say_what_to_set(tmp_path: Path) -> None:
     row = {"call_type": "acompletion", "messages": {}, "proxy_server_request": "{}"}
     with pytest.raises(TraceError, match="store_prompts_in_spend_logs: true"):

@@ -28,7 +28,11 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # How formats begin that are no text, or no JSON, and what helps.
 _OTHER_MAGIC = (
-    (b"PK\x03\x04", "a zip archive (as inspect_ai's .eval)", "inspect log convert --to json, or log the requests"),
+    (
+        b"PK\x03\x04",
+        "a zip archive (as inspect_ai's .eval)",
+        "log the requests instead (bodies of /v1/chat/completions, one a line)",
+    ),
     (b"\x80", "a pickle (as SGLang's --dump-requests-folder)", "record with --log-requests --log-requests-level 3"),
     (b"(\xb5/\xfd", "zstandard", "unpack it: zstd -d FILE"),
     (b"PAR1", "a parquet file", "write its rows as JSONL"),

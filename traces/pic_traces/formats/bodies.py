@@ -18,7 +18,7 @@ _ANSWERS = (
     "response", "completion", "output", "result", "response_body", "responseBody", "resp", "raw_response",
     "original_response",
 )  # fmt: skip
-_INNER = ("body", "json", "data", "parsed_body", "content", "text", "response")
+_INNER = ("body", "body_raw", "json", "data", "parsed_body", "content", "text", "response")
 _MAX_DEPTH = 3
 
 
@@ -36,13 +36,15 @@ def find_body(value: Dict, is_body: Callable[[Dict], bool], depth: int = _MAX_DE
 def find_answer(value: Dict) -> JsonValue:
     """What was answered, as it was recorded beside the request; None if nothing was."""
     answer = next((value[key] for key in _ANSWERS if value.get(key) is not None), None)
-    decoded = as_object(answer)
     for _ in range(_MAX_DEPTH):
-        inner = next((one for key in _INNER if (one := as_object(decoded.get(key)))), None)
-        if not decoded or is_message(decoded) or not inner:
+        decoded = as_object(answer)
+        if not decoded or is_message(decoded):
             break
-        decoded = inner
-    return decoded or answer
+        inner = next((decoded[key] for key in _INNER if decoded.get(key)), None)
+        if inner is None:
+            break
+        answer = inner
+    return as_object(answer) or answer
 
 
 def is_message(value: Dict) -> bool:

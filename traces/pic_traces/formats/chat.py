@@ -16,6 +16,7 @@ from pic_traces.formats.bodies import (
     session_of,
 )
 from pic_traces.formats.reader import Dict, Reader, Request
+from pic_traces.formats.stream import joined
 from pic_traces.lines import Line
 from pic_traces.session import JsonValue, Message
 
@@ -50,6 +51,7 @@ def request_of(line: Line, body: Dict, answer: JsonValue) -> Request:
     Raises:
         LineError: it has no messages, or something is not what the API says.
     """
+    answer = joined(answer)
     messages = messages_of(line, body.get("messages"))
     tools = _tools(line, body)
     options = {key: body[key] for key in _PROMPT_OPTIONS if body.get(key) is not None}

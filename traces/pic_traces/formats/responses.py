@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pic_traces.formats.bodies import as_object, as_objects, find_answer, find_body, prompt_tokens_of, session_of
 from pic_traces.formats.reader import Dict, Reader, Request
+from pic_traces.formats.stream import joined
 from pic_traces.lines import Line
 from pic_traces.session import JsonValue, Message
 
@@ -30,7 +31,7 @@ class Responses(Reader):
 
     def take(self, line: Line) -> Iterator[Request]:
         body = find_body(line.value, _is_responses) or {}
-        answer = as_object(find_answer(line.value))
+        answer = as_object(joined(find_answer(line.value)))
         earlier = body.get("previous_response_id")
         if isinstance(earlier, str) and earlier not in self._items:
             raise line.error("its `previous_response_id` names a response that is not in the log")
