@@ -310,8 +310,6 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
     "a store of HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT} --hicache-storage-backend file", {})],
     "a store of HiCache with a sparse-attention indexer": [(_DSA, f"{_HOST} --hicache-storage-backend file", {})],
     "HiCache with block-sparse attention": [("MiniMax-M3", _HOST, {})],
-    "HiCache with PD disaggregation": [(_QWEN, f"{_HOST} {_PREFILL}", {})],
-    "HiCache with DP attention": [(_QWEN, f"{_HOST} {_DP}", {}), (_QWEN, f"{_HOST} --tp-size 2 --attn-dp-size 2", {})],
     "--hicache-host-memory-mode": [
         (_QWEN, f"{_HOST} --hicache-host-memory-mode buffer_only --hicache-storage-backend file", {})
     ],

@@ -81,11 +81,13 @@ def start(
 
 
 @contextmanager
-def a_pair(name: str, model_dir: Callable[[str], Path], folder: Path, *engine: Path) -> Iterator[Pair]:
+def a_pair(
+    name: str, model_dir: Callable[[str], Path], folder: Path, *engine: Path, prefill_flags: Sequence[str] = ()
+) -> Iterator[Pair]:
     """Start both servers, with the model and the settings of a shared one."""
     env, alone, port = pd_plugin.environment(folder, *engine), SERVERS[name], free_port()
     roles = {
-        "prefill": ("--disaggregation-bootstrap-port", str(port)),
+        "prefill": ("--disaggregation-bootstrap-port", str(port), *prefill_flags),
         "decode": ("--disaggregation-decode-enable-radix-cache",),
     }
 

@@ -32,7 +32,8 @@ def served(client: Client, *, on_host: bool) -> Answer:
     return client.generate(MOVED)
 
 
-@on_each_server("gqa_page1.small_pool", "mla_page16_tp2", "dsa_page64.host")
+@pytest.mark.feature("HiCache with DP attention")
+@on_each_server("gqa_page1.small_pool", "mla_page16_tp2", "dsa_page64.host", "mtp_page1_dp2.host")
 def test_moved_text_is_spliced_from_the_host_as_from_the_device(client: Client) -> None:
     """To the last bit: the rows are the same, and so is their rotation."""
     device, host = (served(client, on_host=on_host) for on_host in (False, True))
