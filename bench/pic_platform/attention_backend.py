@@ -16,6 +16,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import (
     DSATokenToKVPool,
+    HybridLinearKVPool,
     KVWriteLoc,
     MHATokenToKVPool,
     MiniMaxSparseKVPool,
@@ -51,7 +52,8 @@ class CpuAttentionBackend(AttentionBackend):
             UnsupportedError: The model, its KV pool or a flag needs what this backend does not have.
         """
         super().__init__()
-        self._page_table = model_runner.req_to_token_pool.req_to_token
+        self.req_to_token_pool = model_runner.req_to_token_pool
+        self._page_table = self.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self._is_latent = check_pool(self.token_to_kv_pool)
         pools = getattr(self.token_to_kv_pool, "layers_mapping", {})
@@ -213,12 +215,14 @@ def check_pool(pool: object) -> bool:
     if isinstance(pool, MiniMaxSparseKVPool):
         # SGLang's backend for its layers with an indexer stands beside this one.
         pool = pool.main_pool
+    elif isinstance(pool, HybridLinearKVPool) and type(pool) is HybridLinearKVPool:
+        pool = pool.full_kv_pool
     parts = (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,)
     if all(type(part) is MHATokenToKVPool for part in parts):
         return False
     raise UnsupportedError(
         f"KV pool {type(pool).__name__!r}: the attention backend {ATTENTION_BACKEND!r} serves plain multi-head and "
-        "latent pools (no state-space layers or FP4); use a machine with an accelerator."
+        "latent pools (no FP4); use a machine with an accelerator."
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pic_platform import ATTENTION_BACKEND, block_sparse, gathering, host_tier, sparse_index
+from pic_platform import ATTENTION_BACKEND, block_sparse, gathering, host_tier, linear_state, sparse_index
+from sglang_pic.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -78,6 +79,7 @@ def register_backend() -> None:
 
 def _create_backend(runner: ModelRunner) -> AttentionBackend:
     from sglang.srt.configs.model_config import is_minimax_sparse
+    from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 
     from pic_platform.attention_backend import CpuAttentionBackend
 
@@ -85,6 +87,13 @@ def _create_backend(runner: ModelRunner) -> AttentionBackend:
         _register_latent_method()
     if is_minimax_sparse(runner.model_config.hf_config):
         block_sparse.install()
+    if runner.model_config.hf_config.architectures == ["Qwen3NextForCausalLM"]:
+        linear_state.install()
+    elif uses_ssm_state(runner.model_config):
+        raise UnsupportedError(
+            f"{runner.model_config.hf_config.architectures}: of models with recurrent state the platform serves "
+            "Qwen3NextForCausalLM; use a machine with an accelerator."
+        )
     return CpuAttentionBackend(runner)
 
 
