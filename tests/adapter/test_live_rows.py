@@ -124,7 +124,7 @@ def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     ("broken", "value", "match", "error"),
     [
         # It computes the whole batch from the tokens that it is given, and nothing else shows that no row was moved.
-        ("path", None, r"^layer 0: rows of a gap batch .* does not execute splices here", ContractError),
+        ("path", None, r"^layer 0: rows of a gap batch .* does not execute splices", ContractError),
         ("path.move_rows", lambda gap: gap.locks.close(), r"^layer 0: rows of a gap batch .* L2 of inf", ContractError),
         # The rows of the first layer are right: they depend on their own tokens.
         ("reads_prefix", False, r"backend 'by hand' .*tokens after a splice do not read its rows", UnsupportedError),

@@ -68,6 +68,7 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
 
     def work(rank: int, group: Any) -> str:
         # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
+        factory.support.prefix_only = lambda _: ""
         factory.check_support = lambda *_: None
         factory.check_features = lambda _: ()
         factory.load_config = lambda: PicConfig(audit_rate=0)
