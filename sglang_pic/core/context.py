@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,6 @@ from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len
 _MOST_COMPARED, _MOST_REFUSED = 32, 4
 """Limits of one plan on tokens compared, and on tokens of refused runs, in lengths of the prompt: periodic text has a
 long run at every shift."""
-
-
 # Most spans of one prompt that are searched for; periodic text has one at every shift.
 _MOST_SEARCHED = 64
 # Likewise of those before a donor in the same order.
@@ -66,7 +64,7 @@ def compare_contexts(context: Tokens, here: Tokens, shifts: AbstractSet[int], mo
 
 
 class EqualSpans:
-    """The equal spans that were found in one prompt, spliced or not, and the donors of its runs that read them first.
+    """The equal spans that were found in one prompt, spliced or not.
 
     A request that puts documents, tools or files in another order has donors that read a text before another one,
     which the prompt has after it. Qwen2.5-Coder-0.5B then loses right answers (bench/results/study/models.md).
@@ -94,50 +92,44 @@ class EqualSpans:
                 end = start - shift
         return kept
 
-    def may_be_reordered(self, runs: Sequence[Run]) -> list[int]:
-        """For each run how many tokens before its donor may be after the run in the prompt: the spans' own lengths.
+    def are_in_order(self, runs: Sequence[Run], tokens: Tokens, limits: Sequence[int]) -> list[bool]:
+        """For each run whether no more than its limit of the tokens before its donor are after the run in the prompt.
 
-        Cost: O(runs * spans), in numpy.
+        Tokens that are before the run, too, do not count. After `_MOST_SEARCHED` spans a run whose spans exceed its
+        limit is taken to be out of order. Cost: O(runs * spans) in numpy, and O(tokens) for each such span.
         """
-        starts, ends = self._overlaps(
-            np.array([run.target_end for run in runs])[:, None], np.array([run.donor_start for run in runs])[:, None]
-        )
-        most: list[int] = np.maximum(ends - starts, 0).sum(axis=1).tolist()
-        return most
-
-    def _overlaps(self, target_end: Any, donor_start: Any) -> tuple[token_loops.Longs, token_loops.Longs]:
-        """The parts of the spans that are after a run, and before its donor where the donor's path has them."""
         starts, shifts = np.array([*self._ends], np.int64).reshape(-1, 2).T
         ends = np.array([*self._ends.values()], np.int64)
-        return np.maximum(np.maximum(starts, target_end), shifts), np.minimum(ends, donor_start + shifts)
-
-    def num_reordered(self, run: Run, tokens: Tokens, limit: int) -> int:
-        """Tokens before a run's donor that are after the run in the prompt, and not before it, too.
-
-        Cost: O(spans + tokens of the prompt). Counting ends after `limit`. After `_MOST_SEARCHED` spans the answer is
-        more than `limit`.
-        """
-        if self._num_searched >= _MOST_SEARCHED:
-            return limit + 1
-        starts, ends = self._overlaps(run.target_end, run.donor_start)
-        parts = [
-            (start - shift, end - shift, shift)
-            for start, end, (_, shift) in zip(starts.tolist(), ends.tolist(), self._ends, strict=True)
-            if start < end
+        # The parts of the spans that are after a run, as places on its donor's path before the donor.
+        after = np.array([run.target_end for run in runs])[:, None]
+        starts = np.maximum(np.maximum(starts, after) - shifts, 0)
+        ends = np.minimum(ends - shifts, np.array([run.donor_start for run in runs])[:, None])
+        most = np.maximum(ends - starts, 0).sum(axis=1).tolist()
+        data = tokens.tobytes() if any(map(int.__gt__, most, limits)) else b""
+        return [
+            num <= limit
+            or self._is_in_order(run, tokens, data, sorted(zip(first, last, shifts.tolist(), strict=True)), limit)
+            for run, num, limit, first, last in zip(runs, most, limits, starts.tolist(), ends.tolist(), strict=True)
         ]
-        data, before, num, counted = tokens.tobytes(), TOKEN_BYTES * run.target_end, 0, 0
-        # By their places on the donor's path, each of which counts once.
-        for start, end, shift in sorted(parts):
+
+    def _is_in_order(
+        self, run: Run, tokens: Tokens, data: bytes, parts: Sequence[tuple[int, int, int]], limit: int
+    ) -> bool:
+        """Whether the donor's path has few enough tokens of `parts`, each place counted once."""
+        if self._num_searched >= _MOST_SEARCHED:
+            return False
+        num = counted = 0
+        for start, end, shift in parts:
             first = max(start, counted)
             if num > limit or first >= end:
                 continue
             here = first + shift
-            num_equal = common_len(run.donor.tokens(end)[first:], tokens[here : end + shift])
+            num_equal = common_len(run.donor.tokens(end)[first:], tokens[here : here + end - first])
             text = data[TOKEN_BYTES * here : TOKEN_BYTES * (here + num_equal)]
-            num += num_equal if data.find(text, 0, before) < 0 else 0
+            num += num_equal if data.find(text, 0, TOKEN_BYTES * run.target_end) < 0 else 0
             counted = end
             self._num_searched += 1
-        return num
+        return num <= limit
 
 
 class ContextRule:

@@ -450,19 +450,16 @@ class Planner:
         percent, limits = self._reordered_percent, self._limits
         if percent == 100 or not runs:
             return runs
-        kept = [
-            run
-            for run, most in zip(runs, self._equal.may_be_reordered(runs), strict=True)
-            if most <= (limit := max(limits.min_run, percent * run.donor_start // 100)) or self._is_in_order(run, limit)
-        ]
+        most = [max(limits.min_run, percent * run.donor_start // 100) for run in runs]
+        in_order = self._equal.are_in_order(runs, self._tokens, most)
+        kept = [run for run, fits in zip(runs, in_order, strict=True) if fits or self._is_pinned(run)]
         if len(kept) == len(runs):
             return runs
         self._dropped[DropReason.REORDERED] += len(runs) - len(kept)
         return repair_seams(kept, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
 
-    def _is_in_order(self, run: Run, limit: int) -> bool:
-        if self._equal.num_reordered(run, self._tokens, limit) <= limit:
-            return True
+    def _is_pinned(self, run: Run) -> bool:
+        """Whether the context rule does not apply to any row of the run."""
         pinned_len = self._options.pinned_len
         return pinned_len is not None and pinned_len(run.donor) >= run.donor_end
 

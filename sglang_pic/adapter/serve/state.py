@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -61,7 +61,7 @@ class PendingSplice:
     def moves(self) -> tuple[list[Move], list[Move]]:
         """The copies from the device, and from the host."""
         moves, fetches = list[Move](), list[Move]()
-        for run, rows in zip(self.plan.runs, self.rows[: len(self.plan.runs)], strict=True):
+        for run, rows in self._by_run:
             slots, shift = rows.slots[: run.num_tokens], run.shift if rows.turn is None else rows.turn
             start, end = len(slots), run.num_tokens
             if start:
@@ -75,7 +75,11 @@ class PendingSplice:
     @property
     def num_fetched(self) -> int:
         """Tokens read from the host."""
-        return sum(move.run.num_tokens for move in self.moves()[1])
+        return sum(run.num_tokens - min(run.num_tokens, len(rows.slots)) for run, rows in self._by_run)
+
+    @property
+    def _by_run(self) -> Iterator[tuple[Run, Rows]]:
+        return zip(self.plan.runs, self.rows[: len(self.plan.runs)], strict=True)
 
 
 class Epoch(NamedTuple):
