@@ -127,7 +127,7 @@ test-with: setup .versions/$(WITH) ## tests with another version of one package:
 	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What an extra of pyproject.toml lists, beside .venv and before it on the path.
-.versions/fuzz .versions/docs: pyproject.toml
+.versions/fuzz .versions/docs .versions/deploy: pyproject.toml
 	$(PIP) install -qq --upgrade --target $@ $$($(BIN)/python -c 'import tomllib; \
 	  print(*tomllib.load(open("$<", "rb"))["project"]["optional-dependencies"]["$(notdir $@)"])')
 	@touch $@
@@ -156,6 +156,10 @@ study: setup ## write the tables of the study's pages from the records in bench/
 site: setup .versions/docs ## build the documentation and the companion into runs/site; a broken link fails
 	$(MAKE_MODEL)
 	PYTHONPATH=$(CURDIR)/.versions/docs $(BIN)/python -m sphinx -W --keep-going -q -d build/site -c sglang_pic/site . runs/site
+
+.PHONY: deploy
+deploy: setup .versions/deploy ## check the files of sglang_pic/deploy: compose, Kubernetes, systemd, HAProxy
+	PYTHONPATH=$(CURDIR)/.versions/deploy $(BIN)/python -m pytest tests/unit/test_deploy.py $(ARGS)
 
 .PHONY: matrix
 matrix: setup ## run the tests that show the matrix of what is supported, and write their outcomes into it
@@ -240,10 +244,11 @@ release: setup ## VERSION=1.2.3: check, set the version, date the changelog, bui
 	$(BIN)/python .ci/release.py '$(VERSION)' $(ARGS)
 
 .PHONY: images
-images: setup ## with docker: SGLang's image with the plugin, and a CPU image for the demo; ARGS='--build-arg TORCH_INDEX=URL'
+images: setup ## with docker: SGLang's image with the plugin, one with the router, and one for the demo on a CPU; ARGS='--build-arg TORCH_INDEX=URL'
 	sglang="$$(sed -n 's/^BUILT_FOR = "\(.*\)"$$/\1/p' sglang_pic/adapter/sglang/contract.py)"; \
 	version="$$($(BIN)/sglang-pic --version | cut -d ' ' -f 2)"; \
 	docker build --target server --build-arg SGLANG="$$sglang" --tag "sglang-pic:v$$sglang-$$version" $(ARGS) .; \
+	docker build --target router --tag "sglang-pic-router:v$$sglang-$$version" $(ARGS) .; \
 	docker build --target demo --tag "sglang-pic-demo:v$$sglang-$$version" $(ARGS) .
 
 .PHONY: clean

@@ -78,6 +78,7 @@ sglang_pic/site/would-it-help
 sglang_pic/site/how-it-works
 sglang_pic/site/when-a-value-changes
 sglang_pic/site/companion
+LMCache and CacheBlend <sglang_pic/COMPARED>
 ```
 
 ```{toctree}
@@ -85,6 +86,8 @@ sglang_pic/site/companion
 :caption: Operate
 
 Operating it <sglang_pic/OPERATE>
+Careful adoption <sglang_pic/ADOPT>
+Deploying it <sglang_pic/DEPLOY>
 Recording a log <sglang_pic/RECORD>
 No splices: why? <sglang_pic/NO_HITS>
 Runbook and board <sglang_pic/RUNBOOK>

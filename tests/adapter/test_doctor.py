@@ -31,6 +31,7 @@ from sglang_pic.config import PicConfig, read_config
 from sglang_pic.errors import UnsupportedError
 from tests.adapter.processes import forked
 from tests.conftest import ROOT
+from tests.unit.deploy_files import servers
 
 _SCHEDULED = ("--enable-mixed-chunk", "--enable-priority-scheduling", "--dp-size", "2")
 _SPLIT = ("--prefill-attention-backend", "flashinfer", "--decode-attention-backend", "trtllm_mla")
@@ -194,6 +195,7 @@ def answers(
         "no tokenizer": on("h100", without_tokenizer),
         "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192), "--enable-mixed-chunk"),
     }
+    cases |= {place: on("h100", gqa, *flags, config=config) for place, (flags, config) in servers().items()}
     others = _WITHOUT_MODEL | without_splices(folder) | as_typed(folder, gqa)
     return fresh.submit(ask, others | cases).result(280)
 
@@ -231,6 +233,11 @@ def test_a_server_would_start_with_what_was_tested(case: str, answers: dict[str,
     assert (answers[case].code, answers[case].found["refused"]) == (0, [])
     assert SERVED[case] <= answers[case].tested
     assert answers[case].found["computed"], "requests opt out on every server"
+
+
+@pytest.mark.parametrize("place", servers())
+def test_servers_of_the_files_for_deployment_would_start(place: str, answers: dict[str, Answer]) -> None:
+    assert (answers[place].code, answers[place].found["refused"]) == (0, [])
 
 
 @pytest.mark.parametrize(

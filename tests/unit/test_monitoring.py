@@ -93,13 +93,13 @@ def test_each_alert_has_its_place_in_the_runbook() -> None:
     alerts = [rule for rule in rules() if "alert" in rule]
     assert [rule["alert"] for rule in alerts] == headings
     assert all(
-        rule["annotations"]["runbook"] == f"sglang_pic/RUNBOOK.md#{rule['alert'].lower()}"  # type: ignore[index]
+        rule["annotations"]["runbook_url"] == f"{{{{ $externalURL }}}}/user/RUNBOOK.txt#{rule['alert'].lower()}"  # type: ignore[index]
         for rule in alerts
     )
 
 
 def test_prometheus_reads_rules_and_every_query_of_the_board(tmp_path: Path) -> None:
-    for name in ("prometheus.yaml", "rules.yaml"):
+    for name in ("prometheus.yaml", "rules.yaml", "targets.yaml"):
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
     promtool("check", "config", tmp_path / "prometheus.yaml")
     queries = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(shown_queries())]
