@@ -124,6 +124,9 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Range(0, 100),
         "Largest share of the KV pool, in percent, that pinned prompts may lock; beyond it the oldest are released.",
     ] = 25
+    tenant_metrics: Annotated[
+        bool, "Count prompt tokens and spliced ones by tenant: 64 at most, each named by a hash of its salt or key."
+    ] = False
     certificate: Annotated[
         str | None,
         "Path of a certificate of `sglang-pic tune`, relative to the configuration's folder. Start-up logs whether it "

@@ -1,6 +1,6 @@
-"""Builds the cache inside a scheduler process, when SGLang asks for the backend `pic`.
+"""Builds the cache in a scheduler process, when SGLang asks for the backend `pic`.
 
-It runs before the first request; whatever it raises stops the server.
+This runs before the first request. Any exception stops the server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
 from sglang_pic.adapter import server_info, support
-from sglang_pic.adapter.features import content_events, disaggregation, dp_attention, images, prefix_only
+from sglang_pic.adapter.features import content_events, disaggregation, dp_attention, images, prefix_only, tenants
 from sglang_pic.adapter.features import pins as pin_metrics
 from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.features.audit import moments as audit_moments
@@ -29,11 +29,13 @@ from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
 from sglang_pic.adapter.features.pins import Pins
+from sglang_pic.adapter.features.tenants import Tenants
 from sglang_pic.adapter.features.window_rows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
-from sglang_pic.adapter.serve import account, faults, modes, receive
+from sglang_pic.adapter.serve import account, faults, forward, modes, publish, receive
+from sglang_pic.adapter.serve import planning as plan_metrics
 from sglang_pic.adapter.serve.account import Accounting
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Feature, Features
@@ -85,7 +87,7 @@ logger = logging.getLogger(__name__)
 
 
 class _LiveModel(NamedTuple):
-    """What is read of the live model, its draft and its tokenizer, alike on every rank."""
+    """What start-up read from the live model, its drafts and its tokenizer; the same on every rank."""
 
     splicer: Splicer
     tokenizer: Tokenizer | None
@@ -95,21 +97,21 @@ class _LiveModel(NamedTuple):
     max_keys: int
     cost: CostModel | None
     drafts: Sequence[Draft]
-    """A row depends on as many later tokens as there are."""
+    """A row depends on one later token for each draft."""
 
 
 def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> UnifiedRadixCache:
-    """Make the cache of one scheduler rank; on servers that splice nothing (decode, prefix only) it is SGLang's own.
+    """Make the cache of one scheduler rank. Decode servers and prefix-only servers get SGLang's own cache.
 
     Args:
-        ctx: what SGLang hands over.
-        changed_bodies: functions of SGLang that differ from the tested ones, from `check_contract`.
+        ctx: SGLang's build context.
+        changed_bodies: functions of SGLang whose source differs from the tested version, from `check_contract`.
 
     Raises:
         ConfigError: the configuration is not valid.
-        UnsupportedError: a model, pool, topology or flag cannot be served safely, or ranks differ in what they read.
-        ContractError: the model's rotation is not what its module says, its rows do not turn by it, or a function of
-            SGLang could not be hooked, or is not what a feature of the server needs.
+        UnsupportedError: a model, pool, topology or flag is not supported, or ranks read different values.
+        ContractError: the model's rotation differs from what its rotary module says or from its KV rows, a function of
+            SGLang could not be hooked, or a feature needs a function that this SGLang does not have.
     """
     config = load_config()
     if reason := support.prefix_only(ctx):
@@ -120,9 +122,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
         return disaggregation.create_decode_cache(ctx, config.core, _make_modes(ctx, config))
     runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
     audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels))
-    path, drafts = _checked_path(ctx, audit)
+    path, drafts = _checked_path(ctx, audit, labels)
     model = _read_model(ctx, config, path.splicer, drafts)
-    # NOTE: all that reads the reuse policy comes after.
+    # NOTE: a certificate may change the reuse policy; everything that reads the policy comes after this line.
     config, certificate = certified.certify(ctx, config, model.splicer, labels)
     load_loops()  # No request waits for the compiler.
     cache = _make_cache(ctx, config, model, path, audit, labels)
@@ -131,7 +133,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     if certificate is not None:
         reports["certificate"] = lambda: certificate
     server_info.install(reports, cache.features.reports, get_parallel().dp_rank)
-    # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
+    # NOTE: these hooks share targets. SGLang wraps a target only once, so register them all before `apply_hooks`.
     receive.install(cache, config.core, cache.planning.modes)
     if audit is not None:
         audit_moments.install(audit)
@@ -144,7 +146,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     startup_metrics.export(tested, labels)
     log_result(tested, config)
     reports["self_test"] = lambda: tested
-    # From here on: what fails while the server starts has to stop it.
+    # Only now: an exception during start-up must stop the server, later ones must not.
     path.recover = cache.recover
     if audit is not None:
         audit.recover = cache.recover
@@ -155,12 +157,12 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
 
 
 def _without_secrets(config: PicConfig) -> PicConfig:
-    """What the log may show of a configuration: salts are secrets."""
+    """The configuration for the log, without salts, which are secrets."""
     return msgspec.structs.replace(config, opt_in=("*",) * len(config.opt_in), opt_out=("*",) * len(config.opt_out))
 
 
 def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
-    """Log, on one rank, the untested functions of SGLang: `changed_bodies` and the backend's."""
+    """Log on one rank which functions of SGLang differ from the tested version, those of the backend included."""
     if ctx.tp_rank != 0:
         return
     backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
@@ -170,7 +172,7 @@ def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
 
 
 def _make_audit(ctx: BuildContext, config: PicConfig, series: Series) -> Audit | None:
-    """The audit, if the operator wants one and the server can have it."""
+    """The audit; `None` if `audit_rate` is 0, or with DP attention."""
     if not config.audit_rate:
         return None
     if serving_group(ctx.tp_group) is not ctx.tp_group:
@@ -182,7 +184,7 @@ def _make_audit(ctx: BuildContext, config: PicConfig, series: Series) -> Audit |
 
 
 def _make_modes(ctx: BuildContext, config: PicConfig) -> Modes:
-    """How requests may be served; one rank logs why the server's flags make `off` the default."""
+    """The modes of requests. If the server's flags make `off` the default, one rank logs why."""
     reason = opts_out(ctx)
     if reason and ctx.tp_rank == 0:
         logger.info("sglang_pic: %s", reason)
@@ -216,7 +218,7 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, drafts: 
 def _read_costs(
     ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequences: int, max_keys: int
 ) -> CostModel | None:
-    """The cost gate's model, measured unless the operator gives costs; `None` where the gate is off."""
+    """The costs for the cost gate: measured, or from the configuration; `None` if the gate is off."""
     if config.cost_gate == "off":
         return None
     if isinstance(config.cost_gate, CostModel):
@@ -244,24 +246,18 @@ def _make_cache(
     audit: Audit | None,
     labels: dict[str, str] | None,
 ) -> PicRadixCache:
-    """The tree, and all that it serves with: first what knows rows, then the features, then the way of a request."""
+    """The radix tree with its planning, publication, faults and features."""
     tree, windows, host, cost = _make_tree(ctx, model, path.splicer)
     media = images.make(ctx, has_host=tree.cache_controller is not None)
     ranks = serving_group(ctx.tp_group)
     logs = ranks is None or ranks.rank_in_group == 0
     events = _make_events(ctx, config, model, media, labels)
-    index = ContentIndex(
-        config.core,
-        lexicon=model.lexicon,
-        names=RowNames(ctx.params.page_size, int(ctx.params.is_eagle)),
-        row_lookahead=len(model.drafts),
-        watch=events.note if events is not None and events.publishes else None,
-    )
+    index = _make_index(ctx, config, model, events)
     max_pinned = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size * config.pin_max_percent // 100
     pins = Pins(index, max_pinned, Series(pin_metrics.METRICS, labels), windows)
     if ctx.tp_worker.model_runner.lora_manager is not None:
         pins.install(tree)
-    publication = Publication(index, model.delimiters)
+    publication = Publication(index, model.delimiters, Series(publish.METRICS, labels))
     noted = Faults(
         config.fault_limit,
         Series(faults.METRICS, labels),
@@ -269,7 +265,8 @@ def _make_cache(
         shares_passes=ranks is not ctx.tp_group,
     )
     # An audit gives its slots back before pins do.
-    listed: list[Feature | None] = [host, audit, pins, events]
+    counts = Tenants(Series(tenants.METRICS, labels)) if config.tenant_metrics else None
+    listed: list[Feature | None] = [host, audit, pins, events, counts]
     features = Features([each for each in listed if each is not None])
     planning = Planning(
         index,
@@ -284,6 +281,7 @@ def _make_cache(
         windows=windows,
         media=media,
         steps=_steps(ctx, model.splicer),
+        series=Series(plan_metrics.METRICS, labels),
     )
     if isinstance(tree, HiCacheTree) and not path.splicer.view.index and not model.drafts:
         tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
@@ -298,10 +296,20 @@ def _make_cache(
     return tree
 
 
+def _make_index(ctx: BuildContext, config: PicConfig, model: _LiveModel, events: ContentEvents | None) -> ContentIndex:
+    return ContentIndex(
+        config.core,
+        lexicon=model.lexicon,
+        names=RowNames(ctx.params.page_size, int(ctx.params.is_eagle)),
+        row_lookahead=len(model.drafts),
+        watch=events.note if events is not None and events.publishes else None,
+    )
+
+
 def _make_events(
     ctx: BuildContext, config: PicConfig, model: _LiveModel, media: TextOnly, labels: dict[str, str] | None
 ) -> ContentEvents | None:
-    """What notifies routers of donors, if the operator wants that.
+    """The publisher of content events for routers; `None` if the configuration has none.
 
     Raises:
         ConfigError: the secret cannot be read, or the port is taken.
@@ -319,7 +327,7 @@ def _make_events(
 
 
 def _steps(ctx: BuildContext, splicer: Splicer) -> tuple[PositionSteps, ...]:
-    """The steps of positions that rows keep to: of the rotation's scaling, and of chunks that attend to themselves."""
+    """Position boundaries that a shift must not cross: steps of the rotary scaling, and attention chunks."""
     chunk, steps = ctx.model_config.attention_chunk_size, splicer.geometry.steps
     return (*([] if steps is None else [steps]), *([PositionSteps(chunk)] if chunk else []))
 
@@ -327,7 +335,7 @@ def _steps(ctx: BuildContext, splicer: Splicer) -> tuple[PositionSteps, ...]:
 def _make_tree(
     ctx: BuildContext, model: _LiveModel, splicer: Splicer
 ) -> tuple[PicRadixCache, WindowRowsInTree | None, HostTier | None, CostModel | None]:
-    """The tree, its rows of windows and on the host where there are such, and what computing and splicing cost then."""
+    """The tree, its window rows and host rows if the server has them, and the costs with the price of a host fetch."""
     window_rows = model.splicer.view.windows
     if window_rows is not None:
         keep_rows()
@@ -342,7 +350,7 @@ def _make_tree(
 def _read_host(
     ctx: BuildContext, tree: HiCacheTree, splicer: Splicer, drafts: Sequence[Draft], cost: CostModel | None
 ) -> tuple[HostTier, CostModel | None]:
-    """Let splices read what HiCache keeps on the host, and learn what that costs."""
+    """Let splices read rows from HiCache's host pool, and measure what a fetch costs."""
     from sglang.srt.mem_cache.hicache_storage import PoolName
 
     group = tree.cache_controller.mem_pool_host
@@ -368,7 +376,7 @@ def _make_store(
     publication: Publication,
     labels: dict[str, str] | None,
 ) -> StoreTier:
-    """Lets requests find what other servers put into a store, should one be attached, now or later."""
+    """The tier that finds text of other servers in HiCache's store; a store may be attached later."""
     host_pool = tree.cache_controller.mem_pool_host.anchor_entry.host_pool
 
     def make_directory(objects: Objects) -> Directory:
@@ -394,8 +402,10 @@ def _make_store(
     return made
 
 
-def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, list[Draft]]:
-    """The hooked forward passes, with the splicers of the live model and of its drafts, proved on modules and rows."""
+def _checked_path(
+    ctx: BuildContext, audit: Audit | None, labels: dict[str, str] | None
+) -> tuple[ForwardPath, list[Draft]]:
+    """Hook the forward pass, and check on live rows that the model's and its drafts' rows can be moved."""
     runner = ctx.tp_worker.model_runner
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
@@ -405,6 +415,7 @@ def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, 
         splicer,
         [] if audit is None else [audit_moments.FirstTokens(audit)],
         draft_splicers=[draft.splicer for draft in drafts],
+        series=Series(forward.METRICS, labels),
     )
     path.install()
     if gathers():
@@ -420,7 +431,7 @@ def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, 
 def _check_rows(
     ctx: BuildContext, runner: ModelRunner, splicer: Splicer, *, draft_input: DraftInput | None = None
 ) -> None:
-    """Prove that rows of the model or of its draft can be moved, and say how exactly."""
+    """Check that rows of the model or of its draft can be moved, and log the measured differences."""
     view, started_at = splicer.view, time.perf_counter()
     rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group, draft_input=draft_input)
     logger.info(
@@ -453,7 +464,7 @@ def _check_rows(
 
 
 def _labels(ctx: BuildContext) -> dict[str, str] | None:
-    """SGLang's rank labels; ranks that serve the same requests plan the same, so only the first one of them counts."""
+    """SGLang's rank labels; `None` on all but the first of the ranks that count the same requests."""
     if not ctx.server_args.enable_metrics:
         return None
     ranks = serving_group(ctx.tp_group)

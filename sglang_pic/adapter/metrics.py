@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sglang_pic.core import Reason
+
+MAX_VALUES: Final = 64
+"""Most values of a label that is not listed in its metric."""
+
+OTHER: Final = "other"
+"""The value of such a label for all further ones."""
 
 
 class MetricKind(Enum):
@@ -37,7 +43,8 @@ class Metric(NamedTuple):
     label: str | None = None
     """A further label."""
     values: Mapping[str, str] = MappingProxyType({})
-    """Every value of `label`, with its meaning."""
+    """Every value of `label`, with its meaning. If empty, the first `MAX_VALUES` values that are used are exported, and
+    all others as `OTHER`."""
     buckets: tuple[float, ...] = ()
     """Upper bounds, for a histogram."""
 
@@ -55,6 +62,8 @@ class Series:
 
     def __init__(self, metrics: Iterable[Metric], labels: Mapping[str, str] | None) -> None:
         self._children: dict[tuple[str, str | None], _Child] = {}
+        self._open: dict[str, tuple[Callable[[str], _Child], set[str]]] = {}
+        """By metric: makes the series of a value, and the values that have one."""
         if labels is None:
             return
         import prometheus_client
@@ -68,6 +77,9 @@ class Series:
             options = {"buckets": metric.buckets} if metric.buckets else {}
             names = [*labels, metric.label] if metric.label else [*labels]
             family = makers[metric.kind](metric.name, metric.help, names, **options)
+            if metric.label and not metric.values:
+                self._open[metric.name] = partial(family.labels, *labels.values()), set()
+                continue
             for value in metric.values or (None,):
                 child = family.labels(*labels.values(), *([] if value is None else [value]))
                 self._children[metric.name, value] = child
@@ -76,18 +88,28 @@ class Series:
 
     def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
         """Add to a counter; `value` is that of the metric's own label."""
-        if self._children:
-            self._children[metric.name, value].inc(amount)
+        if (child := self._child(metric, value)) is not None:
+            child.inc(amount)
 
     def set(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
         """Set a gauge."""
-        if self._children:
-            self._children[metric.name, value].set(amount)
+        if (child := self._child(metric, value)) is not None:
+            child.set(amount)
 
     def observe(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
         """Add one observation to a histogram."""
-        if self._children:
-            self._children[metric.name, value].observe(amount)
+        if (child := self._child(metric, value)) is not None:
+            child.observe(amount)
+
+    def _child(self, metric: Metric, value: str | None) -> _Child | None:
+        """The series of a value; None if nothing is exported."""
+        if value is not None and metric.name in self._open:
+            make, values = self._open[metric.name]
+            value = value if value in values or len(values) < MAX_VALUES else OTHER
+            if value not in values:
+                values.add(value)
+                self._children[metric.name, value] = make(value)
+        return self._children[metric.name, value] if self._children else None
 
 
 class _Child(Protocol):

@@ -46,6 +46,12 @@ class Namespace(NamedTuple):
         """Whether key or salt, which clients choose, has more than `MAX_KEY_LEN` characters."""
         return max(len(self.extra_key or ""), len(self.cache_salt or "")) > MAX_KEY_LEN
 
+    @property
+    def tenant(self) -> str:
+        """Names the client in metrics: 8 hex digits of the SHA-256 of the salt, else of the client's key; or `none`."""
+        name = self.cache_salt or (self.extra_key or "").removesuffix(self.adapter or "")
+        return hashlib.sha256(name.encode("utf8", "surrogatepass")).hexdigest()[:8] if name else "none"
+
 
 def tree_key(
     extra_key: str | None,

@@ -371,7 +371,7 @@ class ContentIndex:
         self.settle()
         return IndexStats(
             num_tokens=self._num_tokens,
-            num_bytes=self._num_bytes(),
+            num_bytes=self.num_bytes,
             num_paths=sum(1 for node in self._ages.values() if not node.children),
             num_nodes=len(self._ages),
             num_endings=self._size.num_endings,
@@ -481,7 +481,8 @@ class ContentIndex:
         node.trie.remove(node)
         self._num_tokens -= len(node.tokens)
 
-    def _num_bytes(self) -> int:
+    @property
+    def num_bytes(self) -> int:
         """Estimate of all memory. Cost O(1)."""
         return (
             TOKEN_BYTES * self._num_tokens
@@ -494,7 +495,7 @@ class ContentIndex:
 
     def _evict(self) -> None:
         config = self.config
-        while self._num_tokens > config.max_index_tokens or self._num_bytes() > config.max_index_bytes:
+        while self._num_tokens > config.max_index_tokens or self.num_bytes > config.max_index_bytes:
             oldest = next(iter(self._ages.values()), None)
             if oldest is None:
                 break

@@ -20,11 +20,11 @@ import msgspec
 import sglang_pic
 from pic_bench.pages import board, outcomes
 from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
-from sglang_pic.adapter.features import content_events, pins
+from sglang_pic.adapter.features import content_events, pins, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.features.hicache import store
 from sglang_pic.adapter.metrics import Metric
-from sglang_pic.adapter.serve import account, faults, modes
+from sglang_pic.adapter.serve import account, faults, forward, modes, planning, publish
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import startup_metrics
@@ -39,6 +39,10 @@ _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
 METRICS: Final = (
     *account.METRICS,
+    *planning.METRICS,
+    *forward.METRICS,
+    *publish.METRICS,
+    *tenants.METRICS,
     *faults.METRICS,
     *modes.METRICS,
     *pins.METRICS,

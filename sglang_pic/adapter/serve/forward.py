@@ -19,13 +19,15 @@ draft's pass that raises has hidden states for the gaps only: its rows of the ru
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.gathered import set_token_counts
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import Fetch, GapBatch, build_gap_batch
@@ -44,6 +46,14 @@ _CAPTURED_ABSORBED = ("fa3", "flashinfer", "flashmla", "triton")
 # FlashInfer's ragged path assumes whole extends. The dense path of `dsa` for short sequences projects whole prefixes
 # again, and is chosen before a layer can choose the absorbed query.
 _SWITCHES = {"use_paged": True, "supports_mha_one_shot": False}
+
+SPLICE_SECONDS: Final = Metric(
+    "sglang:pic_splice_seconds",
+    MetricKind.HISTOGRAM,
+    "Time of the scheduler to queue a batch's copies of rows on the device; on a CPU, to copy them.",
+    buckets=(1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0),
+)
+METRICS: Final = (SPLICE_SECONDS,)
 
 
 class Observer(Protocol):
@@ -86,11 +96,18 @@ class ForwardPath:
         splicer: copies rows.
         observers: watch passes of the target model.
         draft_splicers: copy the rows that the draft model, or each of its heads, has in the same slots.
+        series: exports `METRICS`; start-up's checks are not counted.
     """
 
     def __init__(
-        self, splicer: Splicer, observers: Sequence[Observer] = (), *, draft_splicers: Sequence[Splicer] = ()
+        self,
+        splicer: Splicer,
+        observers: Sequence[Observer] = (),
+        *,
+        draft_splicers: Sequence[Splicer] = (),
+        series: Series | None = None,
     ) -> None:
+        self._series = series or Series((), None)
         self.splicer, self._observers, self._draft_splicers = splicer, observers, draft_splicers
         # For the draft model's pass over the same batch, which comes next.
         self._for_draft: _Pass | None = None
@@ -262,6 +279,7 @@ class ForwardPath:
         NOTE: unlocking is safe once the copy is queued: a freed donor slot is written by a later pass on the same
         stream. Rows on the host are unlocked when they have been read.
         """
+        began = time.perf_counter()
         try:
             if gap.host is not None:
                 gap.host.wait_for_loads(_device_module(self.splicer).current_stream(), gap.donors)
@@ -271,6 +289,8 @@ class ForwardPath:
                 self._fetch(gap.fetch, gap.host, gap.locks)
         finally:
             gap.locks.close()
+        if self.recover is not None:
+            self._series.observe(SPLICE_SECONDS, time.perf_counter() - began)
 
     def _fetch(self, fetch: Fetch, host: HostRows | None, locks: ExitStack) -> None:
         assert host is not None, "rows are found on the host where there is one"

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.planning import tree_namespace
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, rows_from_store, rows_of_request
+
+INDEX_TOKENS: Final = Metric("sglang:pic_index_tokens", MetricKind.GAUGE, "Tokens in the chunk index.")
+INDEX_BYTES: Final = Metric("sglang:pic_index_bytes", MetricKind.GAUGE, "Host memory of the chunk index, estimated.")
+INDEX_MAX_TOKENS: Final = Metric("sglang:pic_index_max_tokens", MetricKind.GAUGE, "core.max_index_tokens.")
+INDEX_MAX_BYTES: Final = Metric("sglang:pic_index_max_bytes", MetricKind.GAUGE, "core.max_index_bytes.")
+METRICS: Final = (INDEX_TOKENS, INDEX_MAX_TOKENS, INDEX_BYTES, INDEX_MAX_BYTES)
 
 
 class Publication:
@@ -18,10 +26,13 @@ class Publication:
     Args:
         index: the chunk index.
         delimiters: ids of tokens that open or close a message, where cutting restarts.
+        series: exports `METRICS`.
     """
 
-    def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
-        self.index, self._delimiters = index, delimiters
+    def __init__(self, index: ContentIndex, delimiters: frozenset[int], series: Series | None = None) -> None:
+        self.index, self._delimiters, self._series = index, delimiters, series or Series((), None)
+        self._series.set(INDEX_MAX_TOKENS, index.config.max_index_tokens)
+        self._series.set(INDEX_MAX_BYTES, index.config.max_index_bytes)
 
     def publish(
         self, req: Req, path_len: int, *, adopted_from: int, adopted_again: Sequence[tuple[int, int]] = ()
@@ -80,6 +91,11 @@ class Publication:
             Exception: a publication failed.
         """
         self.index.settle()
+        self._export_size()
+
+    def _export_size(self) -> None:
+        self._series.set(INDEX_TOKENS, self.index.num_tokens)
+        self._series.set(INDEX_BYTES, self.index.num_bytes)
 
     @property
     def is_whole(self) -> bool:
@@ -89,3 +105,4 @@ class Publication:
     def flush(self) -> None:
         """Empty the index."""
         self.index.flush()
+        self._export_size()

@@ -110,6 +110,8 @@ class Audit(Feature):
         # NOTE: requests are drawn at random: if tenants take turns, every n-th one is the same tenant's.
         self._chance = random.Random(_SEED)
         self._tallies = {window: _Tally() for window in Window}
+        self._suspended_tenants: set[str] = set()
+        """Those that have a series in the metrics."""
         series.set(metrics.LIMIT, config.audit_kl_limit)
         self._num_skipped = self._num_summed = 0
         self._has_warned = False
@@ -316,6 +318,10 @@ class Audit(Feature):
     def _show_windows(self) -> None:
         """Export the windows, and check the one that small namespaces share."""
         decided = [suspension.window for suspension in self._ledger.suspensions]
+        tenants = {suspension.tenant for suspension in self._ledger.suspensions}
+        self._suspended_tenants |= tenants
+        for tenant in self._suspended_tenants:
+            self._series.set(metrics.SUSPENDED_TENANT, int(tenant in tenants), value=tenant)
         for window in Window:
             self._series.set(metrics.SUSPENDED, decided.count(window), value=window.value)
             self._series.set(metrics.WORST_KL, self._ledger.worst(window), value=window.value)

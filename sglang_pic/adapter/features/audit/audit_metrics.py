@@ -67,6 +67,13 @@ SUSPENDED: Final = Metric(
     label="window",
     values=_WINDOWS,
 )
+SUSPENDED_TENANT: Final = Metric(
+    "sglang:pic_audit_suspended_tenant",
+    MetricKind.GAUGE,
+    "1 while audits have switched splicing off for a tenant, 0 when it is on again. Its name is the first 8 hex digits "
+    "of the SHA-256 of its cache_salt, else of its extra_key; beyond 64 it is `other`.",
+    label="tenant",
+)
 WORST_KL: Final = Metric(
     "sglang:pic_audit_worst_kl_nats",
     MetricKind.GAUGE,
@@ -93,6 +100,7 @@ METRICS: Final = (
     SKIPPED,
     TOKENS,
     SUSPENDED,
+    SUSPENDED_TENANT,
     WORST_KL,
     LIMIT,
     UNDECIDED_KL,

@@ -49,6 +49,8 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies it when it is switched on again; never reused."""
     extra_key: str | None
     has_salt: bool
+    tenant: str
+    """As the label of metrics (`Namespace.tenant`)."""
     window: Window
     """The window that exceeded the limit."""
     kl: float
@@ -157,6 +159,7 @@ class AuditLedger:
             number=self._num_suspensions,
             extra_key=namespace.extra_key,
             has_salt=namespace.cache_salt is not None,
+            tenant=namespace.tenant,
             window=window,
             kl=mean,
             num_audited=len(entries),

@@ -100,4 +100,5 @@ def log_resumption(suspension: Suspension) -> None:
 
 
 def _describe(suspension: Suspension) -> str:
-    return f"extra_key={suspension.extra_key!r}, {'with' if suspension.has_salt else 'no'} cache_salt"
+    salt = "with" if suspension.has_salt else "no"
+    return f"extra_key={suspension.extra_key!r}, {salt} cache_salt, tenant {suspension.tenant}"
