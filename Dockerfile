@@ -9,6 +9,7 @@ ARG SGLANG=0.5.23
 FROM python:3.11-slim-bookworm AS wheel
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
+COPY .ci/index_page.py .ci/
 COPY sglang_pic sglang_pic
 COPY kernels kernels
 COPY traces traces

@@ -26,6 +26,7 @@ PACKAGES = {
     "bench": tuple(f"bench/pic_{name}" for name in ("bench", "generate", "models", "platform", "replay")),
 }
 """Of each distribution, by the folder of its `pyproject.toml`."""
+REPOSITORY = "https://example.org/someone/project"
 LEFT_OUT = ("*.md", "sglang_pic/site/*", "sglang_pic/*.png", "sglang_pic/*.svg")
 """Pages of the repository, their site and their pictures: nothing reads them where the wheel is installed."""
 NOTICES = "pic_traces/data/README.md"
@@ -50,7 +51,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def build(target: str, source: Path, folder: Path) -> list[Path]:
     """What hatchling builds of a source folder."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", folder]
-    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60)
+    env = os.environ | {"REPOSITORY_URL": REPOSITORY}
+    subprocess.run(command, cwd=source, env=env, check=True, capture_output=True, timeout=60)
     return [*folder.glob({"sdist": "*.tar.gz", "wheel": "*.whl"}[target])]
 
 
@@ -78,6 +80,16 @@ def test_both_have_one_version_and_a_licence(wheels: dict[str, Path]) -> None:
             assert "Apache License" in archive.read(f"{folder}/licenses/LICENSE").decode()
     assert all(f"\nVersion: {__version__}\n" in text for text in metadata.values())
     assert f"\nRequires-Dist: sglang-pic[census]=={__version__}\n" in metadata["bench"]
+
+
+def test_an_index_page_has_addresses_and_no_relative_link(wheels: dict[str, Path]) -> None:
+    with zipfile.ZipFile(wheels["."]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert f"\nProject-URL: Source, {REPOSITORY}\n" in metadata
+    assert f"({REPOSITORY}/blob/HEAD/sglang_pic/OPERATE.md)" in metadata
+    assert f"]({REPOSITORY}/raw/HEAD/sglang_pic/how_it_works.svg)" in metadata
+    assert re.findall(r"\]\((?!https?:)([^)\s]+)\)", metadata) == []
 
 
 def test_the_notices_of_the_recordings_are_in_the_wheel(wheels: dict[str, Path]) -> None:
