@@ -1,4 +1,4 @@
-"""What `sglang-pic doctor` found, and how it is shown."""
+"""The doctor's findings, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a server (a package, the attention backend, ...), and how far it was tested."""
+    """One part of a server (a package, the attention backend, ...) and its level of support."""
 
     area: str
     what: str
@@ -18,7 +18,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known before a server is started."""
+    """All findings for one server, before it is started."""
 
     command: str
     """The server's command line."""
@@ -29,11 +29,11 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     computed: list[str]
     """Requests that such a server would compute instead of splicing."""
     certificate: str | None = None
-    """Whether a certificate fits, as far as flags tell; None where the configuration asks for none."""
+    """Whether the certificate fits, by the flags alone; None if the configuration names none."""
     prefix_only: str = ""
-    """Why the server would get SGLang's own cache and splice nothing; empty where it would splice, or not start."""
+    """Why the server would use SGLang's own cache and splice nothing; empty if it would splice or not start."""
     refused: list[str]
-    """Why the server would not start, each with what to change; empty where it would."""
+    """The reasons why the server would not start, each with a remedy; empty if it would start."""
 
 
 OWN_CACHE_ONLY = (
@@ -41,7 +41,7 @@ OWN_CACHE_ONLY = (
     "--enable-kv-cache-sharding",
     "--enable-unified-cache-external-linker",
 )
-"""What SGLang refuses beside any `--radix-cache-backend`, although a server that is prefix only has SGLang's cache."""
+"""Flags that SGLang refuses with any `--radix-cache-backend`, also on prefix-only servers."""
 OPEN = "start-up checks on the live model whether rows move rightly, what a splice costs and how answers change"
 
 
@@ -61,9 +61,11 @@ def _lines(findings: Findings) -> Iterator[str]:
     yield ""
     shown = [f"{finding.area}: {finding.what}" for finding in findings.findings]
     width = max(map(len, shown), default=0)
-    levels = 1 + max(len(level) for level in ("contract", *(finding.level for finding in findings.findings)))
-    for finding, text in zip(findings.findings, shown, strict=True):
-        yield f"  {finding.level:<{levels}}{text:<{width}}  {finding.reason}"
+    # No GPU has run any test.
+    names = ["CPU only" if finding.level == "tested" else finding.level for finding in findings.findings]
+    levels = 1 + max(map(len, ("contract", *names)))
+    for finding, level, text in zip(findings.findings, names, shown, strict=True):
+        yield f"  {level:<{levels}}{text:<{width}}  {finding.reason}"
     yield f"  {'contract':<{levels}}{findings.contract}"
     if findings.certificate:
         yield f"  {findings.certificate}"
