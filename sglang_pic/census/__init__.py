@@ -1,1 +1,1 @@
-"""Counts, without a model or a GPU, what a prefix cache serves of recorded calls and what this cache would add."""
+"""Counts, without a model or GPU, which tokens of recorded calls a prefix cache serves and which this one adds."""

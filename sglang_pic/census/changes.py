@@ -1,4 +1,4 @@
-"""What a changed field said before, read from the donor's path."""
+"""Finds the old value of a changed field on the donor's path."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 def changed_fields(plan: Plan, prompt: Tokens, expected: Tokens) -> tuple[ChangedField, ...]:
-    """The plan's changed fields, each with its value before the first run behind it whose context it changed.
+    """The plan's changed fields, each with the value it had in the context of the first run after it.
 
     Args:
-        plan: of the prompt.
-        prompt: its tokens.
-        expected: how an earlier path goes on behind the prefix; looked at where no run is left behind a field.
+        plan: the prompt's plan.
+        prompt: the prompt's tokens.
+        expected: how an earlier path continues after the prefix; used if no run is left after a field.
     """
     behind = [run for run in plan.runs if run.context is Context.CHANGED]
     neighbor = np.concatenate([prompt[: plan.prefix_len], expected])
@@ -38,7 +38,7 @@ def changed_fields(plan: Plan, prompt: Tokens, expected: Tokens) -> tuple[Change
 
 
 def _old_value(context: Tokens, shift: int, prompt: Tokens, start: int, end: int) -> Tokens | None:
-    """What stands between the field's flanks in another context; None if they do not stand there."""
+    """The tokens between the field's flanks in another context; None if the flanks are not found there."""
     before, after = prompt[max(0, start - _FLANK_TOKENS) : start], prompt[end : end + _FLANK_TOKENS]
     wanted = start - shift
     starts = _places(before, context, wanted - len(before)) + len(before)
@@ -52,7 +52,7 @@ def _old_value(context: Tokens, shift: int, prompt: Tokens, start: int, end: int
 
 
 def _places(part: Tokens, whole: Tokens, middle: int) -> npt.NDArray[np.int64]:
-    """Where `part` stands in `whole`, at most `_REACH` tokens from a place."""
+    """Positions of `part` in `whole`, at most `_REACH` tokens from a given one."""
     low = max(0, middle - _REACH)
     near = whole[low : middle + _REACH + len(part)]
     if len(near) < len(part):

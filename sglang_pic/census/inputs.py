@@ -1,4 +1,4 @@
-"""What `census` and `explain` have in common: arguments that name the recorded calls, their checks, a progress bar."""
+"""The arguments of `census` and `explain` that name recorded calls, their checks, and a progress bar."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def add_state_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def state_rules_of(args: argparse.Namespace) -> StateRules | None:
-    """The rules that the user asked for; None without --hybrid.
+    """The rules for recurrent states from the arguments; None without --hybrid.
 
     Raises:
         ConfigError: a value is not allowed, or a flag needs --hybrid.
@@ -97,7 +97,7 @@ _STATE_LENGTHS: Final = {
 
 
 def policy_of(args: argparse.Namespace) -> CoreConfig:
-    """The server's settings that the user asked for.
+    """The server's settings from the arguments.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -107,7 +107,7 @@ def policy_of(args: argparse.Namespace) -> CoreConfig:
 
 
 def check_inputs(args: argparse.Namespace) -> None:
-    """Check what the user set.
+    """Check the arguments.
 
     Raises:
         ConfigError: a limit is not positive, or a file is named twice.
@@ -122,15 +122,15 @@ def check_inputs(args: argparse.Namespace) -> None:
 
 
 def output_path(out: str, what: str, *, is_forced: bool) -> Path:
-    """Where to write, checked.
+    """The path to write to, after checks.
 
     Args:
-        out: as the user named it.
-        what: what is written, for messages.
-        is_forced: replace what is there.
+        out: the argument.
+        what: names the output in messages.
+        is_forced: replace an existing file.
 
     Raises:
-        ConfigError: it is a folder, or in none, or exists.
+        ConfigError: it is a folder, its folder does not exist, or the file exists.
     """
     path = Path(out).expanduser()
     if path.is_dir():
@@ -143,12 +143,12 @@ def output_path(out: str, what: str, *, is_forced: bool) -> Path:
 
 
 def read_sessions(file: str, limit: int | None, passed: Passed | None = None) -> Iterator[Session]:
-    """The first `limit` sessions of a file, all of them if None; `passed` notes the lines that are passed over."""
+    """The first `limit` sessions of a file, or all if None; `passed` collects the skipped lines."""
     return islice(load(file, passed or Passed()), limit)
 
 
 def with_progress(outcomes: Iterable[Outcome], num_calls: int, *, quiet: bool) -> Iterator[Outcome]:
-    """The outcomes, with a progress bar on stderr where that is a terminal."""
+    """The outcomes, with a progress bar on stderr if that is a terminal."""
     is_hidden = quiet or not sys.stderr.isatty()
     bar = tqdm(outcomes, total=num_calls, unit="call", file=sys.stderr, disable=is_hidden, dynamic_ncols=True)
     for outcome in bar:

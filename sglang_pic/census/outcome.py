@@ -1,4 +1,4 @@
-"""What an unlimited cache would have done with one recorded call."""
+"""The result of one recorded call in an unlimited cache."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ class CallRef(NamedTuple):
 
 
 class RunSpan(NamedTuple):
-    """A run of the plan: `[start, end)` of the prompt, which `donor` computed `shift` tokens earlier."""
+    """A run of the plan: `[start, end)` of the prompt, spliced from the call `donor`, there `shift` tokens earlier."""
 
     start: int
     end: int
     shift: int
     seam_len: int
-    """Tokens directly before `start` that also equal the donor's, but are computed."""
+    """Tokens directly before `start` that equal the donor's and are computed (the seam)."""
     donor: CallRef
     context: Context = Context.SAME
     """How the text before the donor's rows differs from the text before the run."""
 
     @property
     def is_behind_change(self) -> bool:
-        """Whether a field has another value before the run than before the donor's rows."""
+        """Whether a field before the run has another value than before the donor."""
         return self.context is Context.CHANGED
 
 
 class ChangedField(NamedTuple):
-    """A field of the prompt, at `[start, end)`, that has another value than it had before a run's donor."""
+    """A field at tokens `[start, end)` of the prompt whose value differs from that before a run's donor."""
 
     start: int
     end: int
-    """Equals `start` where the value was removed."""
+    """Equals `start` if the value was removed."""
     old: Tokens
-    """The value before."""
+    """The old value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One call, served.
+    """One served call.
 
     [0, prefix_len)  the exact prefix
-    runs             in order, disjoint, behind the prefix
+    runs             in order, disjoint, after the prefix
     the rest         computed
     """
 
@@ -69,49 +69,48 @@ class Outcome:
     agent: str | None
     encoded: EncodedCall
     prefix_len: int
-    """At most the prompt's length less one: the last token is always computed."""
+    """At most the prompt's length minus one, because the last token is always computed."""
     runs: tuple[RunSpan, ...]
     neighbor: CallRef | None
     """The latest of the earlier calls whose paths (prompt and answer) share the longest prefix with this prompt; None
     if no path begins with the prompt's first token."""
     expected: Tokens
-    """How the neighbor's path goes on from `prefix_len`, at most `EXPECTED_LEN` tokens. Empty if the path ends there:
-    then nothing broke, and the prompt continues it."""
+    """The neighbor's next tokens after `prefix_len`, at most `EXPECTED_LEN`. Empty if its path ends there: then the
+    prompt continues it, and nothing broke."""
     num_inherited: int = 0
-    """Tokens of the prefix from the first one on whose row is spliced, or was computed behind spliced rows."""
+    """Tokens of the prefix from the first approximate row on: spliced, or computed after spliced rows."""
     changed_fields: tuple[ChangedField, ...] = ()
     """In order."""
     guarded: tuple[Span, ...] = ()
-    """What is computed because of a changed field and would be spliced otherwise; in order, disjoint, outside the
-    runs."""
+    """Spans that are computed only because of a changed field; in order, disjoint, outside the runs."""
     is_aged: bool = False
-    """Whether donors were refused because more changes are behind their rows than `max_generation` allows."""
+    """Whether donors were refused because their rows depend on more changes than `max_generation` allows."""
     recorded_len: int | None = None
-    """Length of the prompt as the log recorded it; None where it did not."""
+    """The prompt's length as recorded in the log; None if it is not recorded."""
 
     @property
     def num_chunk_hit(self) -> int:
-        """Tokens that runs cover."""
+        """Spliced tokens."""
         return sum(run.end - run.start for run in self.runs)
 
     @property
     def num_behind_change(self) -> int:
-        """Tokens that runs behind a changed field cover."""
+        """Tokens spliced after a changed field."""
         return sum(run.end - run.start for run in self.runs if run.is_behind_change)
 
     @property
     def num_guarded(self) -> int:
-        """Tokens that are computed because of a changed field."""
+        """Tokens computed because of a changed field."""
         return sum(end - start for start, end in self.guarded)
 
     @property
     def num_repeated(self) -> int:
-        """Tokens behind the prefix that were there before: those of runs, and those computed because of a change."""
+        """Repeated tokens after the prefix: spliced ones, and those computed because of a changed field."""
         return self.num_chunk_hit + self.num_guarded
 
     @property
     def stored_len(self) -> int:
-        """Leading tokens of the prompt that begin an earlier path: `prefix_len`, or all of them."""
+        """Leading tokens of the prompt that are stored: `prefix_len`, or the whole prompt."""
         tokens = self.encoded.tokens
         is_whole = len(tokens) == self.prefix_len + 1 and len(self.expected) > 0 and self.expected[0] == tokens[-1]
         return self.prefix_len + is_whole

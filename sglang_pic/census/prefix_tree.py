@@ -1,4 +1,4 @@
-"""A prefix cache without limit that knows which call stored each token; here a call is a number."""
+"""An unlimited prefix cache that records which call stored each token; calls are numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENDS = -1
 
 
 class Match(NamedTuple):
-    """How far a prompt is stored: the fields of `Outcome`, with the neighbor by its number."""
+    """The longest stored prefix of a prompt; fields as in `Outcome`, with the neighbor as a number."""
 
     prefix_len: int
     neighbor: int | None
@@ -36,7 +36,7 @@ class PrefixTree:
         self._onward: list[int] = []
 
     def match(self, prompt: Tokens) -> Match:
-        """The longest prefix of `prompt` that is stored, and how it went on the last time."""
+        """The longest stored prefix of `prompt`, and how its latest path continues."""
         node, stored = self._trie.walk(prompt)
         if stored == 0:
             return Match(0, None, np.empty(0, dtype=np.int32))
@@ -48,10 +48,10 @@ class PrefixTree:
 
         Args:
             path: prompt and answer.
-            call: its number; greater than those before.
+            call: its number, greater than all earlier ones.
 
         Returns:
-            How many of its leading tokens were there already.
+            Number of leading tokens that were stored before.
         """
         node, stored = self._trie.walk(path)
         if stored < node.end:
@@ -69,7 +69,7 @@ class PrefixTree:
         return stored
 
     def appender(self, path: Tokens, position: int) -> int:
-        """The call that first stored `path[: position + 1]`; all of it is to be in the tree."""
+        """The call that first stored `path[: position + 1]`, which must be in the tree."""
         node, stored = self._trie.walk(path[: position + 1])
         assert stored == position + 1, f"position {position} of a path that is stored up to {stored}"
         return self._appender[node.serial]

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Count, print, and return 0.
 
-    If the count ends early, what was counted before is still printed.
+    After an error or an interrupt the counts so far are printed.
 
     Raises:
         ConfigError: a value is not allowed.

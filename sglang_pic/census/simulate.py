@@ -52,16 +52,16 @@ def simulate(
     config: CoreConfig | None = None,
     scope: CacheScope = CacheScope.FILE,
 ) -> Iterator[Outcome]:
-    """Serve every call, and yield what became of it, in order.
+    """Serve every call, and yield its outcome, in order.
 
     Args:
-        files: names, each with its sessions; a file begins when the one before has ended.
+        files: names with their sessions; each file is read when the one before has ended.
         encoder: turns calls into token ids.
         config: the server's settings; its bounds on the index do not apply here.
         scope: how long a cache lives.
 
     Raises:
-        TraceError: a file cannot be read, or the template refuses a call; what was yielded before still holds.
+        TraceError: a file cannot be read, or the template refuses a call; earlier outcomes stay valid.
 
     Memory grows with distinct tokens, not with prompt tokens.
     """
@@ -97,7 +97,7 @@ class Cache:
         self._refs: dict[int, CallRef] = {}
 
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
-        """Serve one call; what became of it."""
+        """Serve one call."""
         tokens, path = encoded.tokens, encoded.path
         self._refs[ref.number] = ref
         self._learn()
@@ -132,7 +132,7 @@ class Cache:
         )
 
     def _learn(self) -> None:
-        """Tell the lexicon the texts that the encoder has added; what opens or closes a message breaks a line."""
+        """Add the encoder's new tokens to the lexicon; delimiters of messages end a line."""
         texts, delimiters = self.encoder.texts, self.encoder.delimiters
         known = len(self._lexicon)
         self._lexicon.extend(
@@ -140,7 +140,7 @@ class Cache:
         )
 
     def _span(self, run: Run, served: int) -> RunSpan:
-        """A run; everything in front of it from `served` on is computed."""
+        """A run; the tokens between `served` and its start are computed."""
         donor = self.prefixes.appender(run.donor.tokens(run.donor_end), run.donor_start)
         # Where the guard cut a run, less than a seam may be computed.
         seam_len = min(run.seam_len, run.target_start - served)

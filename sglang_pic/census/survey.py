@@ -25,14 +25,14 @@ class Survey:
     """Counts files one after the other; `result` may be called at any time.
 
     Args:
-        files: what `pic_traces.load` takes, and block traces, of which only prefix hits are known; each file once.
+        files: inputs of `pic_traces.load`, or block traces, for which only prefix hits are known; each file once.
         encoder: turns calls into token ids.
         config: the server's settings.
         scope: how long a cache lives.
         limit_sessions: count only the first sessions of every file; None counts all.
-        make_search: makes the search for the upper bound, one for every cache; None leaves the bound out.
+        make_search: makes the search for the upper bound, once per cache; None for no upper bound.
         is_strict: refuse lines of no known format.
-        states: also count what a hybrid model's server would hit by these rules; None does not.
+        states: rules for a hybrid model's states, to count its hits too; None for other models.
     """
 
     files: Sequence[str]
@@ -52,13 +52,13 @@ class Survey:
     _hybrid: Hybrid | None = None
 
     def prepare(self) -> int:
-        """Read every file once, so that errors are found before the long work; keep no text.
+        """Read every file once to find errors before the long work; no text is kept.
 
         Returns:
             How many calls `run` will count.
 
         Raises:
-            TraceError: a file cannot be read, or has no information about reuse.
+            TraceError: a file cannot be read, or contains nothing that could be reused.
         """
         num_calls = 0
         for file in self.files:
@@ -73,7 +73,7 @@ class Survey:
         """Count call by call, and yield each.
 
         Raises:
-            TraceError: a file cannot be read, or the template refuses a call; what was counted before still holds.
+            TraceError: a file cannot be read, or the template refuses a call; earlier counts stay valid.
         """
         for outcome in simulate(self._sources(), self.encoder, config=self.config, scope=self.scope):
             repeated = None
@@ -88,7 +88,7 @@ class Survey:
             yield outcome
 
     def result(self) -> Census:
-        """The counts so far, without the files that were not begun."""
+        """The counts so far, of the files that were started."""
         files = []
         for file in self.files:
             if file in self._tallies:
@@ -102,7 +102,7 @@ class Survey:
         return Census(files=files, total=self._total.counts(self.encoder, "; ".join(notes) or None))
 
     def _note(self, file: str) -> str | None:
-        """What a report should say about how a file was read."""
+        """A note for the report on how a file was read."""
         passed, tally = self._passed.get(file), self._tallies[file]
         notes = [tally.difference(is_exact=self.encoder.is_exact)]
         if passed is not None:

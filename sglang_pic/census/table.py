@@ -72,12 +72,12 @@ _AGED = (
 
 
 def render(census: Census, config: CoreConfig, rules: StateRules | None = None) -> str:
-    """The tables, and below them what the words mean.
+    """The tables, followed by an explanation of their words.
 
     Args:
         census: the result.
-        config: the settings it was made with.
-        rules: likewise, of a hybrid model's server; None where none was asked for.
+        config: the settings of the simulated server.
+        rules: its rules for recurrent states; None without --hybrid.
     """
     rows: list[tuple[str, Counts]] = [(short_name(counts.file), counts) for counts in census.files]
     if len(rows) > 1:
@@ -107,7 +107,7 @@ def render(census: Census, config: CoreConfig, rules: StateRules | None = None) 
 
 
 def as_text(*parts: RenderableType) -> str:
-    """Tables and sentences, one below the other, in lines of at most `WIDTH` columns."""
+    """Tables and sentences as lines of at most `WIDTH` columns."""
     console = Console(width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as text:
         console.print(*parts, sep="\n")
@@ -116,7 +116,7 @@ def as_text(*parts: RenderableType) -> str:
 
 
 def losses(counts: HybridCounts, prompt_tokens: int, rules: StateRules) -> Iterator[str]:
-    """What is computed although its rows were there, by cause, and what helps: a line each, the greatest loss first."""
+    """Tokens that were computed although their rows were cached: one line per cause with a remedy, largest first."""
     for cause, tokens in counts.lost_by_cause.items():
         share, loss = percent(ratio(tokens, prompt_tokens)), Loss(cause)
         yield f"{shown_tokens(tokens)} tokens ({share}) lost: {loss.text}. {loss.advice(rules)}"
@@ -128,7 +128,7 @@ def shown_tokens(count: int) -> str:
 
 
 def ratio(part: int | None, whole: int | None) -> float | None:
-    """The share, or None where one of the two is not known or the whole is empty."""
+    """The share, or None if a number is unknown or the whole is 0."""
     return part / whole if part is not None and whole else None
 
 
@@ -200,7 +200,7 @@ def _words(told: _Rows, config: CoreConfig) -> list[RenderableType]:
 
 
 def _never_spliced(config: CoreConfig) -> list[str]:
-    """What the settings leave to be computed although it repeats."""
+    """A sentence on repeated text that the settings never splice."""
     reasons = [f"repeats shorter than {config.min_run_tokens} tokens"]
     if config.seam_tokens:
         reasons.append(f"the first {config.seam_tokens} tokens of a run (its seam)")
@@ -219,7 +219,7 @@ def _roles(counts: Counts) -> str:
 
 
 def _repeated(counts: Counts) -> tuple[int | None, int | None]:
-    """What the upper bound finds: at any place outside the prefix, and wholly behind it."""
+    """A sentence on the upper bound: repeated windows outside the prefix, and entirely after it."""
     bound = counts.detail.upper_bound
     return (None, None) if bound is None else (bound.tokens, bound.tokens_behind)
 

@@ -1,4 +1,4 @@
-"""The counts of a census, and the form in which `--json` prints them."""
+"""The counts of a census, as structs that `--json` prints."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ class RunLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class UpperBound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a search at every alignment finds outside the prefix."""
+    """Repeated tokens outside the prefix that a search at every alignment finds."""
 
     window_len: int
-    """Tokens of a window."""
+    """Tokens per window."""
     tokens: int
     """Prompt tokens that lie in a window seen before; the window may begin in the prefix."""
     tokens_behind: int
-    """Prompt tokens that lie in such a window wholly behind the prefix."""
+    """Prompt tokens in such a window that lies entirely after the prefix."""
 
 
 class ChangedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands behind fields that have another value than they had before a run's donor."""
+    """Counts of text after changed fields: fields with another value than before a run's donor."""
 
     calls: int
     """Calls with such a field."""
     fields: int
     chunk_tokens: int
-    """Tokens of runs behind such a field."""
+    """Tokens spliced after such a field."""
     guarded_tokens: int
-    """Tokens computed because of such a field, which would be spliced otherwise; a part of the new tokens."""
+    """Tokens computed only because of such a field; part of the new tokens."""
     aged_calls: int = 0
-    """Calls with donors that were refused because more changes are behind their rows than `max_generation` allows."""
+    """Calls with donors that were refused because their rows depend on more changes than `max_generation` allows."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counts beside the seven that every trace has."""
+    """Further counts, which some traces do not have."""
 
     is_complete: bool = True
-    """False if the census stopped inside the file; then the counts cover the calls before that."""
+    """False if the census stopped in the middle of the file; the counts cover the calls until then."""
     note: str | None = None
     recorded_tokens: int | None = None
-    """Prompt tokens as the log recorded them, of the calls where it did; None if it did of none."""
+    """Prompt tokens as recorded in the log, of the calls that have such a record; None if no call has."""
     compared_tokens: int | None = None
     """Prompt tokens of the same calls as counted here."""
     tokenizer: str | None = None
@@ -67,12 +67,12 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     chunk_tokens_same_session: int | None = None
     chunk_tokens_other_session: int | None = None
     chunk_tokens_by_role: dict[str, int] | None = None
-    """Tokens of runs, by the role of the message that holds them; `template` for tokens of no message."""
+    """Spliced tokens by the role of their message; `template` for tokens between messages."""
     changed_fields: ChangedFields | None = None
     """None for a block trace."""
     inherited_calls: int | None = None
-    """Calls with no run and an exact prefix that holds rows which were spliced for earlier calls, or computed behind
-    such rows; None for a block trace."""
+    """Calls without a run whose exact prefix has approximate rows: spliced for earlier calls, or computed after such
+    rows. None for a block trace."""
     upper_bound: UpperBound | None = None
     """None without `--upper-bound`."""
     hybrid: HybridCounts | None = None
@@ -96,7 +96,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def recovered(self) -> float | None:
-        """Share of the prefix cache's misses that chunks serve; None without misses, and for a block trace."""
+        """Share of the prefix cache's misses that are spliced; None without misses, and for a block trace."""
         misses = (self.chunk_tokens or 0) + (self.new_tokens or 0)
         return None if self.chunk_tokens is None or not misses else self.chunk_tokens / misses
 
@@ -112,7 +112,7 @@ class FileCounts(Counts, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Census(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result: what `--json` prints."""
+    """The result, as `--json` prints it."""
 
     files: list[FileCounts]
     total: Counts
@@ -126,7 +126,7 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(slots=True)
 class Tally:
-    """Adds outcomes up; grows only with distinct run lengths and roles."""
+    """Adds up outcomes. Memory grows only with distinct run lengths and roles."""
 
     is_complete: bool = False
     sessions: int = 0
@@ -144,7 +144,7 @@ class Tally:
     recorded_calls: int = 0
     recorded_tokens: int = 0
     compared_tokens: int = 0
-    """As counted, of the calls whose length the log recorded."""
+    """As counted, of the calls whose length is recorded in the log."""
     repeated: Repeated | None = None
     hybrid: HybridTally | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
@@ -155,8 +155,8 @@ class Tally:
 
         Args:
             outcome: the call.
-            repeated: what the search for the upper bound found in it; None where nothing was searched.
-            hit: what a hybrid model's server had of it; None for other models.
+            repeated: the repeated tokens that the upper bound found; None if there was no search.
+            hit: the hit of a hybrid model's server; None for other models.
         """
         self.sessions += outcome.ref.index == 0
         self.calls += 1
@@ -189,7 +189,7 @@ class Tally:
             self.hybrid.add(hit)
 
     def difference(self, *, is_exact: bool) -> str | None:
-        """A warning where the counted tokens are not those that the log recorded; None where they agree.
+        """A warning if the counted tokens differ from the recorded ones; None if they agree.
 
         Args:
             is_exact: whether a model's own tokens were counted, not words.

@@ -1,4 +1,4 @@
-"""How much a search at every alignment would find: the upper bound that the census shows beside what chunks recover.
+"""The upper bound of the census: repeated text that a search at every alignment finds.
 
 A token counts if it lies in a window of `WINDOW_LEN` tokens that an earlier call also had, at any position. Windows are
 compared by 64-bit hashes. Two different windows have the same hash with a chance of about 2^-64, and no answer depends
@@ -26,7 +26,7 @@ class Repeated(NamedTuple):
     num: int = 0
     """Tokens in any such window; the window may begin in the prefix."""
     num_behind: int = 0
-    """Tokens in such a window that lies wholly behind the prefix."""
+    """Tokens in such a window that lies entirely after the prefix."""
 
     def plus(self, other: Repeated) -> Repeated:
         """The sums."""

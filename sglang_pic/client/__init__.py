@@ -1,6 +1,6 @@
-"""For programs that talk to a server: skills that are compiled once and kept, and messages put together from them.
+"""A client library: compiles skills on a server, composes messages with them, and edits fields of prompts.
 
-Neither torch nor SGLang. `Skills` and `AsyncSkills` need httpx, the extra `client`; the rest needs nothing.
+Needs neither torch nor SGLang. `Skills` and `AsyncSkills` need httpx (the extra `client`).
 
     skills = Skills("http://127.0.0.1:30000")
     skills.compile("refunds", REFUNDS, behind=SYSTEM)

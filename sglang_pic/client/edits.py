@@ -1,8 +1,7 @@
-"""Changes one field of a prompt, and leaves as much of the prompt as possible in its place.
+"""Changes one field of a prompt so that most of the prompt stays a prefix hit.
 
-Rows that were computed behind a field carry what the model concluded from its value. An erratum at the end of the
-prompt, or the field itself moved there, is text that every model computes: nothing before it changes, and nothing
-behind it was computed under the old value.
+Rows that were computed after a field depend on its value. So the new value goes to the end of the prompt, as an erratum
+or as the field itself: no earlier token changes, and no row after it was computed with the old value.
 """
 
 from __future__ import annotations
@@ -23,23 +22,21 @@ class _How(Enum):
 
 
 def edit(messages: Sequence[Message], field: str, value: str, how: str = "erratum") -> list[Message]:
-    """The messages with another value of a field; `messages` stay as they are, and so do those without the field.
+    """Return new messages in which a field has another value; `messages` is not changed.
 
-    A field is named by its label, as it stands in the messages: `shelf` names every line `shelf: VALUE` or
-    `shelf = VALUE`, behind a bullet or not, up to the end of the line, and every `"shelf": VALUE` of JSON with a text,
-    a number, `true`, `false` or `null`. Every place is the same field: where earlier turns give it values that are to
-    stay, use `"erratum"`.
+    A field is found by its label: `shelf` matches every line `shelf: VALUE` or `shelf = VALUE`, with or without a
+    bullet, and every JSON member `"shelf": VALUE` whose value is a string, a number, `true`, `false` or `null`.
+    All matches are the same field; if earlier turns must keep their values, use `"erratum"`.
 
-    The erratum is one line, `Correction: "shelf" is now "B7".`, at the end of the last message if that is the user's,
-    else in a new message of the user. There is one erratum a field, wherever it was before. Repeating an edit changes
-    nothing.
+    The erratum is the line `Correction: "shelf" is now "B7".` at the end of the last message if that is the user's,
+    else in a new user message. It replaces an earlier erratum of the field. Repeating an edit changes nothing.
 
     Args:
-        messages: OpenAI messages; contents are a text or a list of parts.
+        messages: OpenAI messages; a content is a string or a list of parts.
         field: the label.
         value: one line.
-        how: `"erratum"` appends an erratum. `"field+erratum"` changes the field in place, too. `"hoist"` takes the
-            field's lines and its erratum out, and puts the line `FIELD: VALUE` at the end; not for JSON.
+        how: `"erratum"` appends an erratum. `"field+erratum"` changes the field in place, too. `"hoist"` removes the
+            field's lines and its erratum, and appends the line `FIELD: VALUE`; not for JSON.
 
     Raises:
         ConfigError: the field is not in the messages, or an argument is not valid.
@@ -69,7 +66,7 @@ def edit(messages: Sequence[Message], field: str, value: str, how: str = "erratu
 
 
 class _Field:
-    """The places of one field in a text, line by line; errata of any field are no places."""
+    """Finds one field in a text, line by line; errata of any field do not match."""
 
     def __init__(self, label: str) -> None:
         self._quoted = json.dumps(label, ensure_ascii=False)
@@ -79,8 +76,8 @@ class _Field:
         )
 
     def erratum(self, value: str) -> str:
-        """The line that says what the value is."""
-        # Quoted as in JSON, so that no field's name or value can be read as another's.
+        """The line with the new value."""
+        # Quoted as in JSON, so that a name or value cannot be mistaken for another.
         return f"Correction: {self._quoted} is now {json.dumps(value, ensure_ascii=False)}."
 
     def without_erratum(self, text: str) -> str:
@@ -111,7 +108,7 @@ class _Field:
 
 
 def _like(old: str, value: str) -> str:
-    """The value as JSON, a text where the old one was."""
+    """The new value as JSON: a string if the old value was one."""
     is_bare = not old.startswith('"') and re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false|null", value)
     return value if is_bare else json.dumps(value, ensure_ascii=False)
 
@@ -132,7 +129,7 @@ def _texts(message: Message) -> list[str]:
 
 
 def _mapped(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
-    """The messages with changed texts; a message or a part that loses all of its text leaves."""
+    """The messages with changed texts, without messages and parts whose text became empty."""
     kept = []
     for message in messages:
         content = message.get("content")
@@ -153,7 +150,7 @@ def _mapped(messages: Sequence[Message], change: Callable[[str], str]) -> list[M
 
 
 def _with_line(messages: Sequence[Message], line: str) -> list[Message]:
-    """The messages with one more line at their end."""
+    """The messages with one more line at the end."""
     *before, last = messages or [{}]
     content = last.get("content")
     if last.get("role") == "user" and content:

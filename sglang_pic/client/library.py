@@ -1,4 +1,4 @@
-"""The skills that a client has compiled, kept so that they can be compiled again: in memory, or also in a JSON file."""
+"""The skills that a client has compiled, in memory or in a JSON file, so that they can be compiled again."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sglang_pic.errors import ConfigError
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a server holds of a compiled skill."""
+    """The pin that a server made for a skill."""
 
     name: str
     tokens: int
-    """Of the system prompt and the skill, in whole pages of the server's cache."""
+    """Tokens of the system prompt and the skill, in whole pages."""
     digest: str
-    """Identifies namespace and tokens: another text, tokenizer or chat template gives another digest."""
+    """Hash of namespace and tokens; it changes with the text, the tokenizer and the chat template."""
 
 
 class CompiledSkill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A skill with all that is needed to compile it again."""
+    """A skill with its texts, to compile it again."""
 
     receipt: Receipt
     behind: str
@@ -39,11 +39,11 @@ class Library:
     """The skills that were compiled and not dropped, by name, oldest first.
 
     Args:
-        path: the file that keeps them; it is written at each change, and need not be there yet. Programs may share it:
-            a change takes in what others have written, under a lock (a file beside it; not on Windows).
+        path: the JSON file, written at each change and created if it is missing. Several programs may share it: a
+            change reads the file again under a lock (a file beside it; not on Windows).
 
     Raises:
-        ConfigError: the file is there and is no library.
+        ConfigError: the file exists and is not a library.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -52,17 +52,17 @@ class Library:
         self._read()
 
     def skills(self) -> tuple[CompiledSkill, ...]:
-        """All of them."""
+        """All skills, oldest first."""
         return tuple(self._skills.values())
 
     def add(self, skill: CompiledSkill) -> None:
-        """Keep a skill; it replaces the skill of the same name."""
+        """Add a skill; it replaces the skill of the same name."""
         with self._changing():
             self._skills.pop(skill.receipt.name, None)
             self._skills[skill.receipt.name] = skill
 
     def remove(self, name: str) -> None:
-        """Forget a skill, if it is there."""
+        """Remove a skill, if there is one of that name."""
         with self._changing():
             self._skills.pop(name, None)
 
@@ -94,7 +94,7 @@ class Library:
     def _write(self) -> None:
         if self._path is not None:
             file = _File(skills=self.skills())
-            # All of it or nothing: a full disk must not cost the skills that were there.
+            # Written beside the file and renamed, so that a full disk does not lose the old skills.
             part = self._path.with_name(f".{self._path.name}.part")
             try:
                 part.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")

@@ -1,4 +1,4 @@
-"""The verb `sglang-pic skill`: skills of a running server from the command line."""
+"""The verb `sglang-pic skill`: compiles, lists and drops skills on a running server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the action, and print its skills, one a line.
 
     Returns:
-        0, or 1 where there was nothing to drop.
+        0, or 1 if there was nothing to drop.
     """
     with Skills(
         args.base_url,

@@ -1,4 +1,4 @@
-"""`Skills` and `AsyncSkills`: compile texts on a server, keep them there, drop them, compile lost texts again."""
+"""`Skills` and `AsyncSkills`: compile texts on a server, pin their rows by name, drop them, compile lost ones again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt that a server keeps, as `/server_info` shows it."""
+    """A pinned prompt, as `/server_info` shows it."""
 
     name: str
     tokens: int
@@ -37,11 +37,11 @@ class _Call(NamedTuple):
 _T = TypeVar("_T")
 _Http = TypeVar("_Http")
 _Flow = Generator[_Call, bytes, _T]
-"""What one method asks of the server, one call after the other: the same for both clients."""
+"""The calls of one method, one after the other; both clients send them."""
 
 
 class _Client(Generic[_Http]):
-    """What both clients share: the calls, and what is sent with each."""
+    """The calls that the synchronous and the asynchronous client share."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class _Client(Generic[_Http]):
     def _compile(self, name: str, text: str | Sequence[str], behind: str) -> _Flow[Receipt]:
         texts = (text,) if isinstance(text, str) else tuple(text)
         yield self._chat(compose(behind, texts, ""), pin=name)
-        # Its own pin is the youngest: the server lists the oldest first.
+        # The server lists the oldest pin first, so the last one is ours.
         pins = [pin for pin in (yield from self._list()) if pin.name == name]
         if not pins:
             raise ServerError(
-                f"{self._url} did not keep {name!r}: the prompt is longer than the pins may be (`pin_max_percent`), or "
-                "newer pins or requests have taken its place already; `sglang:pic_pins_ended_total` says which."
+                f"{self._url} did not keep {name!r}: the prompt is longer than `pin_max_percent` allows, or "
+                "newer pins or requests needed its memory; `sglang:pic_pins_ended_total` says which."
             )
         receipt = Receipt(name=name, tokens=pins[-1].tokens, digest=pins[-1].digest)
         self._library.add(CompiledSkill(receipt=receipt, behind=behind, texts=texts))
@@ -119,7 +119,7 @@ class _Client(Generic[_Http]):
 
     @contextmanager
     def _reaching(self, call: _Call) -> Iterator[dict[str, Any]]:
-        """What httpx is asked for a call; its errors are said to be the server's."""
+        """The arguments of httpx for a call; its errors become `ServerError`."""
         import httpx
 
         url = self._url + call.path
@@ -130,23 +130,23 @@ class _Client(Generic[_Http]):
 
 
 class Skills(_Client["httpx.Client"]):
-    """Texts that a server compiles once and keeps, for programs that wait for each call.
+    """A synchronous client that compiles texts once and pins their rows in the server's cache.
 
-    A skill is sent behind a system prompt, as `compose` puts it, and its rows stay in the server's cache under a name.
-    Later prompts have them spliced wherever the skill stands. Rows among a prompt's first 32 tokens cannot be spliced:
-    compile behind the system prompt that the skill is used with.
+    A skill is sent after a system prompt, in the order of `compose`. Later prompts that contain the skill get its rows
+    spliced, at any position. Rows in a prompt's first 32 tokens cannot be spliced, so compile the skill after the
+    system prompt that it is used with.
 
     Args:
         url: the server, as `http://127.0.0.1:30000`.
-        model: the model's name, for servers that ask for it.
+        model: the model's name, if the server checks it.
         api_key: the server's `--api-key`.
         extra_key: the namespace; the prompts that use the skills must name the same.
         cache_salt: the secret part of the namespace.
-        library: a JSON file that keeps what was compiled, so that another process can `ensure` it.
+        library: a JSON file of the compiled skills, so that another process can `ensure` them.
         timeout_s: most seconds of one call.
-        http: what sends the calls; made if left out, and closed by this object in any case.
+        http: an httpx client to use; this object closes it.
 
-    Every method raises `ServerError` where the server refuses, cannot be reached or does not run sglang_pic.
+    Every method raises `ServerError` if the server refuses, cannot be reached or does not run sglang_pic.
     """
 
     @staticmethod
@@ -160,26 +160,26 @@ class Skills(_Client["httpx.Client"]):
 
         Args:
             name: 1 to 128 of `A-Z a-z 0-9 . _ -`.
-            text: the skill. Several texts are compiled in one pass, each behind those before it: closer to a full
-                prefill where they are used together, in any order.
+            text: the skill. Several texts are compiled in one pass, each after the ones before it, which is closer to a
+                full prefill if they are used together.
             behind: the system prompt.
         """
         return self._run(self._compile(name, text, behind))
 
     def list(self) -> tuple[Pin, ...]:
-        """The pins that the server keeps in this namespace, oldest first, whoever compiled them."""
+        """All pins in this namespace, oldest first, also those of other clients."""
         return self._run(self._list())
 
     def drop(self, name: str) -> bool:
-        """Drop a skill, and do not ensure it any more; returns whether the server had it."""
+        """Unpin a skill and remove it from the library; returns whether the server had it."""
         return self._run(self._drop(name))
 
     def ensure(self) -> tuple[Receipt, ...]:
-        """Compile again the skills that the server has lost by a restart, a flush, new weights or lack of memory."""
+        """Compile the skills again that a server lost by a restart, a flush, new weights or lack of memory."""
         return self._run(self._ensure())
 
     def close(self) -> None:
-        """Close the connections; what was compiled stays."""
+        """Close the connections; pins stay."""
         self._http.close()
 
     def __enter__(self) -> Skills:

@@ -1,4 +1,4 @@
-"""Graphics cards as SGLang's argument resolution sees them, so that a machine without one can answer for one."""
+"""GPUs as SGLang's argument resolution sees them, so that the doctor can answer for a card that is not installed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CARDS: Final = {"a100": (8, 0), "l40s": (8, 9), "h100": (9, 0), "h200": (9, 0), 
 
 @contextmanager
 def pretend(name: str | None) -> Iterator[None]:
-    """Let SGLang resolve arguments as on a card; on this machine where none is named.
+    """Let SGLang resolve arguments as on a card, or as on this machine if `card` is None.
 
-    NOTE: for a process of its own. SGLang finds its platform once, when it is first asked for.
+    NOTE: needs a fresh process, because SGLang detects its platform only once.
 
     Raises:
-        UnsupportedError: SGLang has found its platform already.
+        UnsupportedError: SGLang has already detected its platform.
     """
     if name is None:
         yield
@@ -47,7 +47,7 @@ def pretend(name: str | None) -> Iterator[None]:
 
 
 def _facts(major: int, minor: int) -> dict[str, object]:
-    """Every fact that SGLang asks its platform for, as on a machine with CUDA 12.3 or later and all of its packages."""
+    """The platform facts that SGLang reads, as on a machine with CUDA 12.3 or later and all packages."""
     return {
         "is_cuda": True,
         "is_hip": False,

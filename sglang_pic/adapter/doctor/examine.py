@@ -1,4 +1,4 @@
-"""Runs start-up's checks for a server that is not started, from the same tables, and collects every refusal."""
+"""Runs the checks of start-up for a server without starting it, and collects every refusal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from sglang_pic.runtime.rope import refuse_length
 def examine(
     model: str | None, flags: Sequence[str], *, card: str | None, variables: Mapping[str, str] | None = None
 ) -> Findings:
-    """What start-up would find, as far as the arguments and the model's configuration tell.
+    """Find what start-up would find that depends only on the arguments and the model's configuration.
 
     Args:
         model: as `sglang serve` takes it; if None, only installed versions are checked.
@@ -105,7 +105,7 @@ def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findi
 
 
 def refusals_of(resolved: Resolved, config: PicConfig) -> Iterator[str]:
-    """Every refusal of start-up that can be told without the model, one line each."""
+    """Every refusal of start-up that does not need the weights, one line each."""
     yield from refusals(resolved.context, config)
     if prefix_only(resolved.context) or disaggregation_mode(resolved.context) == "decode":
         return
@@ -120,7 +120,7 @@ def refusals_of(resolved: Resolved, config: PicConfig) -> Iterator[str]:
 
 
 def _certificate(resolved: Resolved, config: PicConfig) -> str | None:
-    """What start-up would say of certificates, as far as it can be told without reading weights."""
+    """The message of start-up on the certificate, except for what needs the weights."""
     here = Served(
         model=Path(resolved.context.server_args.model_path).name,
         weights=None,
@@ -177,7 +177,7 @@ def _rows(resolved: Resolved) -> Support:
 
 
 def _judge(area: Area, what: str, *, others: str | None = None) -> Support:
-    """The matrix's entry for `what`; where there is none, that of `others`, or of all that the area admits untested."""
+    """The support entry for `what`, else that for `others`, else the one for untested members of the area."""
     entry = find(area, what) or (None if others is None else find(area, others))
     if entry is None:
         entry = [entry for entry in SUPPORT if entry.area is area and entry.level is Level.ADMITTED][-1]

@@ -1,4 +1,4 @@
-"""Asks for every family of models that people serve whether its servers would start, and how many people that is."""
+"""Checks for every family of models whether its servers would start, and weights the answers by use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SM100: Final = (10, 0)
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Models that SGLang serves in one way; `families.toml` says what each field is."""
+    """Models that SGLang serves alike; `families.toml` explains the fields."""
 
     name: str
     config: dict[str, Any]
@@ -38,11 +38,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def weight(self) -> int:
-        """Stored revisions of its pages."""
+        """Number of stored revisions of its pages."""
         return sum(self.revisions.values())
 
     def flags_on(self, card: str) -> list[str]:
-        """What its servers are started with on a card."""
+        """The flags of its servers on a card."""
         other = self.blackwell if CARDS[card] >= _SM100 else None
         return (self.flags if other is None else other).split()
 
@@ -62,7 +62,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a family, by card."""
+    """The answers for one family, by card."""
 
     name: str
     weight: int
@@ -72,7 +72,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of what people serve, in `[0, 1]`, on a card."""
+    """Shares of the served models on one card, in `[0, 1]`."""
 
     card: str
     starts: float
@@ -82,7 +82,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """All families, on the cards that were asked for."""
+    """The answers for all families on the given cards."""
 
     families: list[Answers]
     shares: list[Share]
@@ -95,7 +95,7 @@ def load_families() -> list[Family]:
 
 
 def survey(cards: Sequence[str]) -> Survey:
-    """Ask for every family on each of `cards`, as the doctor does for one model.
+    """Check every family on each of `cards`, as the doctor does for one model.
 
     Raises:
         ConfigError: a flag is none of SGLang's.
@@ -128,7 +128,7 @@ def _answer(family: Family, folder: str, card: str) -> Answer:
 
 
 def judge(folder: str, flags: Sequence[str], card: str) -> tuple[str, list[str]]:
-    """Why a server would be prefix only, and why it would not start."""
+    """The reason why a server would be prefix only, and the reasons why it would not start."""
     try:
         with resolve(folder, flags, card=card) as resolved:
             return prefix_only(resolved.context), [*refusals_of(resolved, PicConfig())]
@@ -137,13 +137,13 @@ def judge(folder: str, flags: Sequence[str], card: str) -> tuple[str, list[str]]
 
 
 def ways_out(line: str) -> list[str]:
-    """The flags that a refusal says to start with."""
+    """The flags that a refusal recommends."""
     found = re.search(r"; start with (--[^,;.]+)", line)
     return found[1].split() if found else []
 
 
 def shortened(line: str) -> str:
-    """A refusal without what all of them say."""
+    """A refusal without the words that all refusals share."""
     before, after = Refused("REASON").line("WHAT").split("WHAT: REASON")
     return line.removeprefix(before).removesuffix(after)
 
@@ -213,7 +213,7 @@ def _shown(answer: Answer) -> str:
 
 
 def _why(family: Answers) -> str:
-    """What to add, or why not; with the cards, where these differ."""
+    """The flags to add or the reason for a refusal, with the cards if they differ."""
     cards: dict[str, list[str]] = {}
     for answer in family.answers:
         needed = f"`{answer.needed}`" if answer.needed else ""

@@ -1,4 +1,4 @@
-"""Names of server flags that recipes still have, and those that SGLang has in their place."""
+"""Server flags that SGLang has renamed and that recipes still use."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ RENAMED: Final = {
     "--prefill-round-robin-balance": "--load-balance-method round_robin",
     "--speculative-dflash-draft-window-size": "--speculative-draft-window-size",
 }
-"""By the old name; with a value where the old flag had none."""
+"""The new flag by the old name; it includes a value if the old flag had none."""
 
 
 def renewed(flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Flags in the names that SGLang has, and what is to be said of each that was renamed."""
+    """The flags with their current names, and a message for each renamed one."""
     found, said = list[str](), list[str]()
     for flag, before in zip(flags, ["", *flags], strict=False):
         name, equals, value = flag.partition("=")

@@ -1,4 +1,4 @@
-"""Asks for every public recipe whether its servers would start; `recipes.toml` has them and says what each field is."""
+"""Checks for every public recipe in `recipes.toml` whether its servers would start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_pic.page_tables import table
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How somebody serves a model."""
+    """A published command line for a model; `recipes.toml` explains the fields."""
 
     name: str
     kind: str
@@ -37,13 +37,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def roles(self) -> dict[str, list[str]]:
-        """The flags of each of its servers."""
+        """The flags of each server of the recipe, by role."""
         flags = {"server": self.server, "prefill": self.prefill, "decode": self.decode}
         return {role: text.split() for role, text in flags.items() if text}
 
 
 class Models(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Models with one configuration."""
+    """Models that share one configuration."""
 
     names: list[str]
     family: str
@@ -77,7 +77,7 @@ class RecipeSurvey(msgspec.Struct, frozen=True, kw_only=True):
     recipes: list[Judged]
 
     def counts(self, kind: str | None = None) -> Counter[str]:
-        """How many recipes have each of `ANSWERS`, of one kind or of all."""
+        """Number of recipes by answer, of one kind or of all."""
         return Counter(each.answer for each in self.recipes if kind in (None, each.recipe.kind))
 
 
@@ -95,7 +95,7 @@ def load_recipes() -> tuple[list[Recipe], dict[str, dict[str, Any]]]:
 
 
 def survey_recipes() -> RecipeSurvey:
-    """Ask for every recipe, as the doctor does for one server; about a second each.
+    """Check every recipe, as the doctor does for one server; about a second each.
 
     Raises:
         ConfigError: a flag is none of SGLang's.

@@ -1,4 +1,4 @@
-"""A server's arguments and model as SGLang resolves them, with neither weights nor processes."""
+"""Resolves a server's arguments and model as SGLang does, without weights or processes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from sglang_pic.errors import ConfigError, UnsupportedError
 
 
 class Resolved(NamedTuple):
-    """A server that was not started."""
+    """The resolved arguments of a server."""
 
     context: Any
-    """What stands for SGLang's `TreeCacheBuildContext`, as far as refusals read it."""
+    """A stand-in for SGLang's `TreeCacheBuildContext` with the members that refusals read."""
     view: Any
     """The server's arguments as SGLang resolved them."""
     dtype: torch.dtype
     """Of the KV rows."""
     rotary: object
-    """The rotary embedding, as far as it was made; None where it is known only when the model is built."""
+    """The rotary embedding, partly built; None if only the loaded model determines it."""
     pool: str | None = None
-    """The matrix's entry for a KV pool that start-up would refuse, as far as arguments tell."""
+    """The support entry of a KV pool that start-up would refuse, if the arguments determine it."""
 
     @property
     def embedding(self) -> str | None:
@@ -56,9 +56,9 @@ class Resolved(NamedTuple):
 
 @contextlib.contextmanager
 def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Iterator[Resolved]:
-    """What `sglang serve model --radix-cache-backend pic flags` makes of its arguments, asked on its machine meanwhile.
+    """Resolve the arguments of `sglang serve model --radix-cache-backend pic flags`.
 
-    Environment variables that SGLang sets on its way are gone afterwards.
+    In the context SGLang sees the card. Environment variables that SGLang sets are restored afterwards.
 
     Raises:
         ConfigError: there is no such model, or a flag is none of SGLang's.
@@ -180,11 +180,11 @@ _WITH_GEMMA3_ROPE: Final = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration
 
 
 class _Found(Exception):
-    """Raised with a rotary embedding where its table would be made: kernels may be missing here."""
+    """Carries a rotary embedding out before its table is built, which may need kernels that are not installed."""
 
 
 def _rotary_of(model_config: Any) -> object:
-    """What SGLang's models ask for by the configuration's scaling of rotary frequencies."""
+    """The rotary embedding that SGLang's models build for the configuration's scaling."""
     from sglang.srt.layers.rotary_embedding import RotaryEmbedding, get_rope
     from sglang.srt.utils.hf_transformers.common import get_rope_config
 
@@ -215,7 +215,7 @@ def _rotary_of(model_config: Any) -> object:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what SGLang logs on its way: warnings of a server that is not started."""
+    """Suppress SGLang's log and warnings while it resolves arguments."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
