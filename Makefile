@@ -203,9 +203,8 @@ bench-fidelity: setup ## how far spliced answers are from a full prefill, in run
 	$(BIN)/sglang-pic fidelity --model $(MODEL_DIR) --out runs/fidelity --resume $(ARGS)
 
 .PHONY: soak
-soak: setup ## SECONDS=600 of overload and faults: nothing lost, leaked, stale or unlike stock; ends with a line of counts
-	$(BIN)/sglang-pic model tiny-gqa .models/tiny-gqa
-	$(BIN)/python -m pic_bench.soak --model .models/tiny-gqa --seconds $(SECONDS) $(ARGS)
+soak: setup ## SECONDS=600 of overload and faults: nothing lost, leaked, stale or unlike stock; ARGS='--setups all' for every feature in turn
+	$(BIN)/python -m pic_bench.soak --seconds $(SECONDS) $(ARGS)
 
 .PHONY: lint
 lint: setup ## ruff, mypy, import-linter, codespell

@@ -37,6 +37,7 @@ from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_gro
 from sglang_pic.adapter.serve import account, faults, forward, modes, publish, receive
 from sglang_pic.adapter.serve import planning as plan_metrics
 from sglang_pic.adapter.serve.account import Accounting
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.forward import ForwardPath
@@ -57,12 +58,12 @@ from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import (
+    always_computed,
     check_features,
     check_support,
     disaggregation_mode,
     max_keys,
     max_sequences,
-    opts_out,
 )
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import (
@@ -185,7 +186,7 @@ def _make_audit(ctx: BuildContext, config: PicConfig, series: Series) -> Audit |
 
 def _make_modes(ctx: BuildContext, config: PicConfig) -> Modes:
     """The modes of requests. If the server's flags make `off` the default, one rank logs why."""
-    reason = opts_out(ctx)
+    reason = always_computed(ctx, Fallback.OFF)
     if reason and ctx.tp_rank == 0:
         logger.info("sglang_pic: %s", reason)
     return Modes(config, Mode.OFF if reason else None, Series(modes.METRICS, _labels(ctx)))
@@ -248,7 +249,7 @@ def _make_cache(
 ) -> PicRadixCache:
     """The radix tree with its planning, publication, faults and features."""
     tree, windows, host, cost = _make_tree(ctx, model, path.splicer)
-    media = images.make(ctx, has_host=tree.cache_controller is not None)
+    media = images.make(ctx)
     ranks = serving_group(ctx.tp_group)
     logs = ranks is None or ranks.rank_in_group == 0
     events = _make_events(ctx, config, model, media, labels)

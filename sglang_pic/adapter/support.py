@@ -228,10 +228,10 @@ def _has(entry: Support, value: object) -> bool:
     return (bool(value) if isinstance(entry.served, bool) else value) != entry.served
 
 
-def opts_out(ctx: BuildContext) -> str:
-    """Why a server splices only requests that ask for it, in a sentence; empty where it splices all."""
-    found = (entry.reason for entry in present(ctx, Level.FALLS_BACK) if entry.fallback == Fallback.OFF.value)
-    return " ".join(found)
+def always_computed(ctx: BuildContext, fallback: Fallback) -> str:
+    """Why a server computes every request that could fall back so, in sentences; empty where it does not."""
+    found = (entry.reason for entry in present(ctx, Level.FALLS_BACK) if entry.fallback == fallback.value)
+    return " ".join(reason for reason in found if reason != fallback.description)
 
 
 def disaggregation_mode(ctx: BuildContext) -> str:

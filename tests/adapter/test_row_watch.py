@@ -4,6 +4,7 @@ not is. Faults and records: keys left unrotated and rows corrupted, of the reque
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path as FilePath
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
 from pic_bench.probe_plugin.plugin import _Faults
 from pic_bench.probe_plugin.recorder import Recorder
 from pic_bench.probe_plugin.row_watch import RowWatch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
@@ -26,8 +28,7 @@ from tests.adapter.builders import request, splice
 DONOR, READER, END = list(range(100, 112)), list(range(500, 504)), [7, 8]
 """Tokens of a donor, and what a prompt has before and behind them."""
 DONOR_SLOTS, READER_SLOTS = torch.arange(1, 13), torch.arange(15, 31)
-EXTEND = SimpleNamespace(is_extend=lambda: True, is_decode=lambda: False)
-DECODE = SimpleNamespace(is_extend=lambda: False, is_decode=lambda: True)
+EXTEND, DECODE, VERIFY = ForwardMode.EXTEND, ForwardMode.DECODE, ForwardMode.TARGET_VERIFY
 
 
 class Server:
@@ -39,10 +40,13 @@ class Server:
         self.table = torch.zeros(4, 32, dtype=torch.int32)
         self.allocator = SimpleNamespace(free_group=None, free=torch.arange(31, 64))
         self.allocator.get_all_free_pages = lambda: self.allocator.free
-        runner: Any = SimpleNamespace(
+        self.runner: Any = SimpleNamespace(
             token_to_kv_pool_allocator=self.allocator, req_to_token_pool=SimpleNamespace(req_to_token=self.table)
         )
-        self.watch = RowWatch(self.view, runner)
+        self.draft: Any = SimpleNamespace()
+        of_draft = replace(self.view, keys=(keys.clone(),), values=(values.clone(),))
+        self.draft_rows = of_draft.values[0]
+        self.watch = RowWatch(self.view, self.runner, [(self.draft, of_draft)])
 
     def compute(
         self, row: int, tokens: list[int], slots: torch.Tensor, splice: tuple[Run, torch.Tensor] | None = None
@@ -61,6 +65,22 @@ class Server:
             plan = SimpleNamespace(moves=lambda: ([Move(run, src, run.shift)], []))
             self.watch.lay_out(gap, None, [plan], batch, None)
         self._pass(batch, gap, slots, torch.tensor(tokens), torch.arange(len(tokens)))
+        self.draft_pass(slots)
+
+    def draft_pass(self, slots: torch.Tensor) -> None:
+        """The draft model computes its rows of some slots."""
+
+        def compute(*_: object) -> None:
+            self.draft_rows[slots] = torch.rand(len(slots), 1, 4)
+
+        self.watch.forward(compute, None, None, self.draft, SimpleNamespace(out_cache_loc=slots))
+
+    def verify(self, row: int, tokens: list[int], drafted: list[int], slots: torch.Tensor) -> None:
+        """Compute rows for what the draft says comes behind `tokens`."""
+        self.table[row, len(tokens) : len(tokens) + len(slots)] = slots.to(torch.int32)
+        lens = torch.tensor([len(tokens)])
+        batch = SimpleNamespace(reqs=[self._request(row, tokens)], forward_mode=VERIFY, seq_lens=lens)
+        self._pass(batch, None, slots, torch.tensor(drafted), torch.arange(len(slots)) + len(tokens))
 
     def reuse(self) -> None:
         """Prefill a prompt with the donor's rows but the first two in its middle."""
@@ -76,7 +96,7 @@ class Server:
     def compute_apart(self, slots: torch.Tensor, tokens: list[int], at: torch.Tensor) -> None:
         """Write rows in a pass of no request."""
         fields = {"out_cache_loc": slots, "input_ids": torch.tensor(tokens), "positions": at, "seq_lens_cpu": at[-1:]}
-        self.watch.forward(self._forward, None, None, self.watch._runner, SimpleNamespace(**fields))
+        self.watch.forward(self._forward, None, None, self.runner, SimpleNamespace(**fields))
 
     def _request(self, row: int, tokens: list[int]) -> Any:
         ids = {"origin_input_ids": tokens, "output_ids": [], "full_untruncated_fill_ids": tokens}
@@ -85,8 +105,8 @@ class Server:
     def _pass(self, batch: Any, gap: Any, slots: torch.Tensor, input_ids: torch.Tensor, at: torch.Tensor) -> None:
         fields = {"out_cache_loc": slots, "input_ids": input_ids, "positions": at, "seq_lens_cpu": at[-1:] + 1}
         forward_batch = SimpleNamespace(**fields)
-        self.watch.prepare(None, None, forward_batch, None, batch, None)
-        self.watch.forward(self._forward, gap, None, None, forward_batch)
+        self.watch.prepare(None, None, forward_batch, None, batch, self.runner)
+        self.watch.forward(self._forward, gap, None, self.runner, forward_batch)
 
     def _forward(self, gap: Any, _inner: object, _runner: object, batch: Any) -> None:
         computed = batch.out_cache_loc
@@ -96,7 +116,8 @@ class Server:
         self.view.values[0][computed] = torch.rand(len(computed), 1, 4)
 
     def _move(self, _path: object, gap: Any) -> None:
-        self.view.values[0][gap.splice.dst] = self.view.values[0][gap.splice.src]
+        for rows in (self.view.values[0], self.draft_rows):
+            rows[gap.splice.dst] = rows[gap.splice.src]
 
 
 @pytest.fixture
@@ -155,7 +176,7 @@ def copy_nothing(server: Server) -> None:
         (damage_donor, {"spliced from a row that changed": 1}),
         (splice_donor, {"spliced from a spliced row": 10}),
         (keep_target, {"written while owned by others": 16}),
-        (copy_nothing, {"copied wrongly": 10}),
+        (copy_nothing, {"copied wrongly": 10, "copied wrongly from a draft's row": 10}),
     ],
 )
 def test_a_splice_reads_and_writes_its_own_rows(
@@ -175,6 +196,27 @@ def test_the_next_pass_reads_the_rows_of_its_request(server: Server) -> None:
     server.table[1, 3] = 5
     server.decode(1, [*DONOR, 5], 14)
     assert dict(server.watch.found) == {"read for another token": 1}
+
+
+def test_rows_of_drafted_tokens_are_replaced_until_they_are_accepted(server: Server) -> None:
+    slots = torch.arange(13, 16)
+    server.watch.on_alloc(slots, None)
+    server.verify(1, DONOR, [1, 2, 3], slots)
+    server.verify(1, [*DONOR, 1], [4, 5], slots[1:])
+    server.verify(1, [*DONOR, 1, 4], [6], slots[2:])
+    assert not server.watch.found
+    server.verify(1, DONOR, [1, 2], DONOR_SLOTS[:2])
+    assert server.watch.found["written while owned by others"] == 2
+
+
+def test_a_drafts_rows_are_spliced_as_they_were_computed(server: Server) -> None:
+    server.draft_pass(DONOR_SLOTS[:4])
+    server.reuse()
+    assert not server.watch.found
+    server.draft_rows[DONOR_SLOTS[5]] += 1
+    server.watch.on_alloc(READER_SLOTS, None)
+    server.reuse()
+    assert dict(server.watch.found) == {"spliced from a draft's row that changed": 1}
 
 
 def test_rows_in_the_tree_are_those_that_were_written(server: Server) -> None:

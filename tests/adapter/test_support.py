@@ -20,8 +20,19 @@ from sglang.srt.mem_cache import registry
 
 import sglang_pic
 from sglang_pic.adapter.doctor.old_flags import RENAMED, renewed
+from sglang_pic.adapter.features import images
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, FEATURES, Symbol
-from sglang_pic.adapter.support import SUPPORT, Level, Support, check_features, check_support, prefix_only
+from sglang_pic.adapter.support import (
+    SUPPORT,
+    Level,
+    Support,
+    always_computed,
+    check_features,
+    check_support,
+    prefix_only,
+)
 from sglang_pic.config import CONFIG_VARIABLE, PicConfig
 from sglang_pic.errors import ContractError, UnsupportedError
 
@@ -88,6 +99,37 @@ def test_a_server_with_sglangs_own_cache_is_refused_nothing(entry: Support) -> N
     put(ctx, entry.path, entry.values[0] if entry.values else True)
     check_support(ctx, PicConfig())
     assert prefix_only(ctx) == f"{entry.what}: {entry.reason}"
+
+
+@pytest.mark.feature(
+    "images with HiCache, PD disaggregation or DP attention",
+    "images with --moe-a2a-backend or --moe-dense-tp-size",
+    "images on untested models",
+)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("enable_hierarchical_cache", True),
+        ("server_args.disaggregation_mode", "prefill"),
+        ("server_args.attn_dp_size", 2),
+        ("server_args.moe_a2a_backend", "deepep"),
+        ("server_args.moe_dense_tp_size", 1),
+        ("model_config.hf_config.architectures", ["Qwen2AudioForConditionalGeneration"]),
+    ],
+)
+def test_images_are_moved_where_no_entry_of_the_table_says_otherwise(
+    path: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    ctx = context()
+    ctx.model_config.is_multimodal, ctx.model_config.model_is_mrope = True, True
+    ctx.model_config.hf_config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+    assert isinstance(images.make(ctx), images.Images)
+    put(ctx, path, value)
+    with caplog.at_level("INFO"):
+        assert type(images.make(ctx)) is TextOnly
+    assert "All requests with media are computed" in caplog.text
+    ctx.model_config.is_multimodal = False
+    assert always_computed(ctx, Fallback.MEDIA) == ""
 
 
 @pytest.mark.feature("PD disaggregation")

@@ -18,8 +18,8 @@ def test_a_short_soak_is_clean(model_dir: Callable[[str], Path], tmp_path: Path)
     for seconds in (15, 60, 240):
         out = tmp_path / f"soak-{seconds}.json"
         flags = ("--seconds", str(seconds), "--seed", "3", "--quiet", "--out", str(out), "--logs", str(tmp_path))
-        flags += ("--patched-arg", "--enable-hierarchical-cache --hicache-ratio 4")
-        code = main(["--model", str(model_dir("tiny-gqa")), *flags])
+        models = model_dir("tiny-gqa").parent
+        code = main(["--setups", "hicache", "--models", str(models), *flags])
         found = msgspec.json.decode(out.read_bytes(), type=Soak)
         assert (found.mismatches, found.leaks, found.stale_rows, found.failures) == (0, 0, 0, 0), found.what
         assert code == 0

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from pic_bench.probe_plugin.row_watch import RowWatch
+from pic_bench.probe_plugin.row_watch import RowWatch, whole_allocator
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.sglang.seams import ModelRunner
@@ -107,7 +107,7 @@ class Bookkeeper:
 
     def _check_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> Iterator[str]:
         """Every slot is free, borrowed, or in the tree once with the row that was written for its place."""
-        allocator = self._runner.token_to_kv_pool_allocator
+        allocator = whole_allocator(self._runner)
         free, borrowed = int(allocator.available_size()), self._tree.features.num_slots
         pages = allocator.get_all_free_pages()
         if len(pages.unique()) != len(pages):

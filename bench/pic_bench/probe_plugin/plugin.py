@@ -82,7 +82,7 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
     if config.check_invariants:
         _hook("AFTER", "sglang_pic.core.index.ContentIndex.publish", _check_invariants)
     if config.watch_rows:
-        _watch_rows(ctx.tp_worker.model_runner)
+        _watch_rows(ctx.tp_worker)
     _hook("BEFORE", "sglang_pic.adapter.server_info.install", partial(_show, config, ctx.tp_worker.model_runner))
     HookRegistry.apply_hooks()
     switches = ", ".join(config.names_on) or "nothing"
@@ -107,12 +107,17 @@ def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **
         req.pic.pending.locks.close()
 
 
-def _watch_rows(runner: Any) -> None:
+def _watch_rows(worker: Any) -> None:
     from pic_bench.probe_plugin.books import Bookkeeper
     from pic_bench.probe_plugin.row_watch import RowWatch
+    from sglang_pic.adapter.features.drafts.draft_workers import drafts_of
     from sglang_pic.runtime.views import view_pool
 
-    watch = RowWatch(view_pool(runner.token_to_kv_pool), runner)
+    runner: Any = worker.model_runner
+    drafts = [each for draft in drafts_of(worker) for each in getattr(draft, "draft_runner_list", [draft.draft_runner])]
+    watch = RowWatch(
+        view_pool(runner.token_to_kv_pool), runner, [(each, view_pool(each.token_to_kv_pool)) for each in drafts]
+    )
     keeper = Bookkeeper(runner, watch)
     kind = type(runner.token_to_kv_pool_allocator)
     allocator, tree = f"{kind.__module__}.{kind.__name__}", "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"

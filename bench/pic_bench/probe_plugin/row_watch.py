@@ -6,6 +6,8 @@ it when it hands the slot out. It reads the device at every pass, so it is for a
     token, position   for which the row was computed or spliced; -1 for a slot that was handed out and not yet written
     content           a hash of what a splice copies unchanged: the values, or MLA's latent
     is_computed       False for a row that came from a splice
+    beside            likewise `content` of the same slot's row in each draft model, and in the layers with windows
+                      where these have a pool of their own: such rows may go earlier, so only splices are checked
 
 What is found wrong is counted and logged, never raised.
 
@@ -49,24 +51,79 @@ class _Watched(NamedTuple):
     rows: list[tuple[int, Tensor]]
     claim: _Claim | None
     is_extend: bool
+    is_verified: bool
+    """Whether its tokens are a draft's, whose rows replace those of tokens that were not accepted."""
+
+
+class _Unchanged:
+    """What of a row a splice copies unchanged.
+
+    Args:
+        view: the pool.
+        in_windows: whether it is of the layers with windows, or of the others; None for all of them.
+    """
+
+    def __init__(self, view: PoolView, *, in_windows: bool | None) -> None:
+        # Each layer as integers `[num_slots, width]`, and a factor for each.
+        as_integers = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[view.dtype.itemsize]
+        self._windows = view.windows
+        layers = frozenset() if view.windows is None else view.windows.layers
+        parts = view.values or [keys[..., : view.rope_offset] for keys in view.keys]
+        self.parts = [
+            (part.view(as_integers).flatten(1), layer in layers)
+            for layer, part in enumerate(parts)
+            if in_windows is None or in_windows == (layer in layers)
+        ]
+        random = torch.Generator().manual_seed(0)
+        self._factors = [
+            torch.randint(1, 1 << 62, part.shape[1:], generator=random, dtype=torch.int64) * 2 + 1
+            for part, _ in self.parts
+        ]
+
+    def hashed(self, slots: Tensor) -> Tensor:
+        """A hash of each row, `[num_slots]` int64."""
+        total = torch.zeros(len(slots), dtype=torch.int64)
+        there = slots if self._windows is None else self._windows.slots[slots].to(torch.int64)
+        for (part, is_window), factors in zip(self.parts, self._factors, strict=True):
+            total += (part[there if is_window else slots].to(torch.int64) * factors).sum(1)
+        return total
+
+
+class _Beside(NamedTuple):
+    """Rows in the same slots as the target's whole ones."""
+
+    what: str
+    runner: ModelRunner
+    """Whose passes write them."""
+    unchanged: _Unchanged
+    content: Tensor
+
+
+def whole_allocator(runner: Any) -> Any:
+    """The allocator of the slots that a request's row has, where windows have another."""
+    allocator = runner.token_to_kv_pool_allocator
+    return getattr(allocator, "full_attn_allocator", allocator)
 
 
 class RowWatch:
     """The table of one scheduler rank; its methods are hooks."""
 
-    def __init__(self, view: PoolView, runner: ModelRunner) -> None:
+    def __init__(
+        self, view: PoolView, runner: ModelRunner, drafts: Sequence[tuple[ModelRunner, PoolView]] = ()
+    ) -> None:
         self._view, self._runner = view, runner
         self._token = torch.full((view.num_slots,), -1, dtype=torch.int64)
         self._position = self._token.clone()
         self._content = torch.zeros(view.num_slots, dtype=torch.int64)
         self._is_computed = torch.zeros(view.num_slots, dtype=torch.bool)
-        # What of a row a splice copies unchanged, each layer as integers `[num_slots, width]`, and a factor for each.
-        as_integers = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[view.dtype.itemsize]
-        parts = view.values or [keys[..., : view.rope_offset] for keys in view.keys]
-        self._parts = [part.view(as_integers).flatten(1) for part in parts]
-        random = torch.Generator().manual_seed(0)
-        shape = (len(self._parts), self._parts[0].shape[1])
-        self._factors = torch.randint(1, 1 << 62, shape, generator=random, dtype=torch.int64) * 2 + 1
+        whole, windows = (_Unchanged(view, in_windows=in_windows) for in_windows in (False, True))
+        self._hash = whole.hashed
+        self._beside = [
+            _Beside("a draft", each, _Unchanged(of_draft, in_windows=None), self._content.clone())
+            for each, of_draft in drafts
+        ]
+        if windows.parts:
+            self._beside.append(_Beside("a window", runner, windows, self._content.clone()))
         self._host: list[Tensor] = []
         """The table of a host pool (HiCache), once rows were copied there."""
         self._stored: dict[str, bytes] = {}
@@ -102,20 +159,29 @@ class RowWatch:
         self._laid_out = _Claim(torch.tensor(tokens), torch.tensor(positions))
 
     def prepare(
-        self, _result: None, _path: object, forward_batch: Any, _cls: object, batch: Any, *_: object, **__: object
+        self, _result: None, _path: object, forward_batch: Any, _cls: object, batch: Any, runner: Any, **_: object
     ) -> None:
-        """After a batch of requests was made for its pass."""
-        claim, self._laid_out = self._laid_out, None
-        is_extend = batch.forward_mode.is_extend()
-        if not is_extend and not batch.forward_mode.is_decode():
+        """After a batch of requests was made for its pass of the target model."""
+        mode = batch.forward_mode
+        if runner is not self._runner or not (mode.is_extend() or mode.is_decode()):
             return
-        lens = batch.prefix_lens if is_extend else [n - 1 for n in forward_batch.seq_lens_cpu.tolist()]
+        claim, self._laid_out = self._laid_out, None
+        is_extend = mode.is_extend_without_speculative()
+        if is_extend:
+            lens = batch.prefix_lens
+        else:
+            # A pass that verifies a draft's tokens computes rows for all of them.
+            lens = (
+                batch.seq_lens.tolist()
+                if mode.is_target_verify()
+                else [n - 1 for n in forward_batch.seq_lens_cpu.tolist()]
+            )
         rows = []
         for req, num_tokens in zip(batch.reqs, lens, strict=True):
             # The last token of an answer may still be on the device only.
             known = [*req.origin_input_ids, *req.output_ids][:num_tokens]
             rows.append((int(req.kv.req_pool_idx), torch.tensor(known, dtype=torch.int64)))
-        setattr(forward_batch, _ATTRIBUTE, _Watched(rows, claim, is_extend))
+        setattr(forward_batch, _ATTRIBUTE, _Watched(rows, claim, is_extend, mode.is_target_verify()))
 
     def forward(
         self, original: Callable[..., Any], path: Any, inner: Any, runner: Any, batch: Any, *args: Any, **kwargs: Any
@@ -124,18 +190,24 @@ class RowWatch:
         watched: _Watched | None = getattr(batch, _ATTRIBUTE, None)
         self._claim = None
         slots = batch.out_cache_loc.to(torch.int64)
+        if runner is not self._runner:
+            output = original(path, inner, runner, batch, *args, **kwargs)
+            self._note_beside(slots, runner)
+            return output
         if watched is not None:
             delattr(batch, _ATTRIBUTE)
             self._num_passes += 1
             self._check_rows(watched)
             # Ranks that gather tokens move the rows of a batch before its pass.
             is_foreign = (self._token[slots] != -1) & ~torch.isin(slots, self._moved_ahead)
+            if watched.is_verified:
+                is_foreign &= self._position[slots] != batch.positions
             self._report("written while owned by others", is_foreign | self._is_free(slots), slots)
             self._claim, self._moved_ahead = watched.claim, self._moved_ahead[:0]
-        # With padding behind them once the pass is over, where ranks gather tokens.
-        input_ids, positions = batch.input_ids, batch.positions
+        # The pass pads them where ranks gather tokens, and overwrites the ids of images.
+        input_ids, positions = batch.input_ids.clone(), batch.positions.clone()
         output = original(path, inner, runner, batch, *args, **kwargs)
-        if watched is None and runner is self._runner:
+        if watched is None:
             # Of no request, in borrowed slots. Those of the first page are nobody's.
             held = (self._token[slots] != -1) & (slots >= self._view.page_size)
             self._report("written by a pass of no request", held, slots)
@@ -143,8 +215,14 @@ class RowWatch:
         fresh = slots[kept]
         self._token[fresh], self._position[fresh] = input_ids[kept].to(torch.int64), positions[kept].to(torch.int64)
         self._content[fresh], self._is_computed[fresh] = self._hash(fresh), True
+        self._note_beside(fresh, runner)
         self._claim = None
         return output
+
+    def _note_beside(self, slots: Tensor, runner: Any) -> None:
+        for each in self._beside:
+            if each.runner is runner:
+                each.content[slots] = each.unchanged.hashed(slots)
 
     def move_rows(self, original: Callable[..., None], path: Any, gap: Any) -> None:
         """Around a splice: its sources are the rows that the plans mean, and its targets get their content."""
@@ -161,19 +239,26 @@ class RowWatch:
             src, dst = torch.cat([src, gap.fetch.host_slots]), torch.cat([dst, gap.fetch.dst])
             shifts = torch.cat([shifts, gap.fetch.shifts])
             self.num_fetched += len(there[2])
-        token, position, held, is_computed = table
+        token, position, held, is_computed, *beside = table
         self.num_spliced += src.numel()
         other = (token != claim.tokens) | (position != claim.source_positions)
         self._report("spliced from a freed slot", is_free, src)
         self._report("spliced from another token's row", other & ~is_free, src)
         self._report("spliced from a row that changed", (held != content) & ~other & ~is_free, src)
         self._report("spliced from a spliced row", ~is_computed & ~other & ~is_free, src)
+        for each, was in zip(self._beside, beside, strict=True):
+            here = each.unchanged.hashed(gap.splice.src)
+            self._report(f"spliced from {each.what}'s row that changed", here != was[: len(here)], gap.splice.src)
+            was[: len(here)] = here
         if self._claim is None:
             self._report("written while owned by others", (self._token[dst] != -1) | self._is_free(dst), dst)
         original(path, gap)
         self._token[dst], self._position[dst] = claim.tokens, claim.source_positions + shifts.to(torch.int64)
         self._content[dst], self._is_computed[dst] = self._hash(dst), False
         self._report("copied wrongly", self._content[dst] != content, dst)
+        for each, was in zip(self._beside, beside, strict=True):
+            each.content[dst] = each.unchanged.hashed(dst)
+            self._report(f"copied wrongly from {each.what}'s row", each.content[dst] != was, dst)
         if self._claim is None:
             self._moved_ahead = dst
 
@@ -220,7 +305,7 @@ class RowWatch:
 
     @property
     def _table(self) -> tuple[Tensor, ...]:
-        return self._token, self._position, self._content, self._is_computed
+        return self._token, self._position, self._content, self._is_computed, *(each.content for each in self._beside)
 
     def check_slots(self, slots: Tensor, tokens: Tensor | None, positions: Tensor) -> int:
         """How many of `slots` do not hold what was written for `tokens` at `positions`; counted as found, too."""
@@ -248,16 +333,9 @@ class RowWatch:
                 self._report("read after it changed", (self._content[slots] != self._hash(slots)) & ~wrong, slots)
 
     def _is_free(self, slots: Tensor) -> Tensor:
-        allocator: Any = self._runner.token_to_kv_pool_allocator
-        page_size = self._view.page_size
+        allocator, page_size = whole_allocator(self._runner), self._view.page_size
         free = [allocator.get_all_free_pages(), *(group // page_size for group in allocator.free_group or ())]
         return torch.isin(slots // page_size, torch.cat(free))
-
-    def _hash(self, slots: Tensor) -> Tensor:
-        total = torch.zeros(len(slots), dtype=torch.int64)
-        for part, factors in zip(self._parts, self._factors, strict=True):
-            total += (part[slots].to(torch.int64) * factors).sum(1)
-        return total
 
     def _report(self, what: str, wrong: Tensor, slots: Tensor) -> None:
         if not (count := int(wrong.sum())):

@@ -2,19 +2,22 @@
 
 Recorded and generated sessions are played for minutes. Requests are aborted, clients go away in the middle of a stream,
 options are wrong, prompts are pinned and dropped, the cache is flushed, requests are retracted and rows evicted all the
-time; with --switch splicing is switched off and on. After each round of sessions the server comes to rest, and every
-slot, lock and index entry is accounted for. Every row that is spliced or read is compared with a table of what was
-computed where. Answers of requests with mode off are compared with those of a stock server in float32. Before all that
-two faults are made on purpose, which the checkers must find.
+time; in some setups splicing is switched off and on, or a store goes away, comes back and is broken. After each round
+of sessions the server comes to rest, and every slot, lock and index entry is accounted for. Every row that is spliced
+or read is compared with a table of what was computed where. Answers of requests with mode off are compared with those
+of a stock server in float32. Before all that two faults are made on purpose, which the checkers must find.
 
-The last line on stdout is one JSON object of counts. Exit code: 0 where mismatches, leaks, stale_rows, failures and
-spliced_while_off are 0 and the controls were found, 1 otherwise or where a server ended, 130 interrupted.
+Several setups are soaked one after the other, and each prints one JSON object of counts. With --out each has a file of
+its own: FILE, with the setup's name behind a dash if there are several. Exit code: 0 where mismatches, leaks,
+stale_rows, failures and spliced_while_off are 0 and the controls were found, 1 otherwise or where a server ended,
+130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import shlex
 import sys
 import time
@@ -27,6 +30,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 
 import msgspec
+from pic_models import prepare
 from pic_traces.encode import load_encoder
 
 from pic_bench.compare.arms import build_arms
@@ -34,9 +38,9 @@ from pic_bench.compare.server import Server
 from pic_bench.frame import Finding, Result, Study, add_options, keep, progress, result_of
 from pic_bench.serving import arm_server, side_by_side
 from pic_bench.soak.client import Judge, Outcome, send
-from pic_bench.soak.load import SETTING, Fault, Request, Session, requests, sessions
+from pic_bench.soak.load import SETTING, Fault, Request, Session, Setup, requests, sessions
 from pic_bench.soak.patient import Memory, Patient
-from sglang_pic.errors import BenchError
+from sglang_pic.errors import BenchError, ConfigError
 
 _SAMPLE_S = 0.5
 _PAUSE_S = 3.0
@@ -47,7 +51,7 @@ _NUM_MISMATCHES = 8
 _STORE = "store"
 
 STUDY = Study("soak", __doc__, seed=0)
-STUDY.options("model", "sessions", "server-arg", "logs", "quiet", sessions=10)
+STUDY.options("logs", "quiet")
 add_options(STUDY.parser, Path(__file__).with_name("options.toml"))
 
 
@@ -64,6 +68,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """The counts of a run. Those from `mismatches` to `failures` must be 0. Earlier runs counted more."""
 
+    setup: str = ""
+    """Its name in soak.toml; earlier runs had none."""
     model: str
     seed: int
     page_size: int
@@ -116,19 +122,37 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
 @STUDY.measures
 def main(args: argparse.Namespace, scratch: Path) -> Finding:
-    """Run a soak; the counts so far are kept after each round."""
-    args.logs = args.logs or scratch
-    encoder = load_encoder(args.model)
-    with _servers(args) as (stock, pic):
+    """Run the soaks; the counts so far are kept after each round."""
+    names = [*SETTING.setups] if args.setups == "all" else args.setups.split(",")
+    if unknown := [name for name in names if name not in SETTING.setups]:
+        raise ConfigError(f"--setups {unknown[0]}: must be of {', '.join(SETTING.setups)}, or all.")
+    out, found = args.out, []
+    for name in names:
+        args.out = out.with_stem(f"{out.stem}-{name}") if out and len(names) > 1 else out
+        found.append(_soak(args, name, (args.logs or scratch) / name))
+    lines = (msgspec.json.encode(each).decode() for each in found)
+    return Finding(
+        found[0] if len(found) == 1 else None, "\n".join(lines), 0 if all(each.is_clean for each in found) else 1
+    )
+
+
+def _soak(args: argparse.Namespace, name: str, logs: Path) -> Soak:
+    """The counts of one setup."""
+    setup = SETTING.setups[name]
+    logs.mkdir(parents=True, exist_ok=True)
+    model = prepare(setup.model, args.models / setup.model)
+    encoder = load_encoder(str(model))
+    with _servers(args.models, model, setup, logs) as (stock, pic):
         patient, judge = Patient(pic), Judge(stock)
-        control = _control(args, patient, judge) if args.page_size == 1 else None
-        run = _Run(args, patient, judge, control, patient.stale_rows(), time.monotonic())
+        control = _control(args.seed, setup, patient, judge) if setup.page_size == 1 else None
+        stale, now = patient.stale_rows(), time.monotonic()
+        run = _Run(args, name, setup, logs / _STORE, patient, judge, control, stale, now)
         waiting = enumerate(sessions(encoder, args.seed))
         rng = random.Random(args.seed)
         known: set[str] = set()
-        with progress(total=round(args.seconds), unit="s", desc="soak", quiet=args.quiet) as bar:
+        with progress(total=round(args.seconds), unit="s", desc=name, quiet=args.quiet) as bar:
             while time.monotonic() < run.deadline:
-                run.round(list(islice(waiting, args.sessions)), rng)
+                run.round(list(islice(waiting, setup.num_sessions)), rng)
                 result = run.account()
                 keep(args, result)
                 for problem in result.what:
@@ -137,7 +161,7 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
                         bar.write(problem, file=sys.stderr)
                 bar.set_postfix(requests=run.outcomes.total(), refresh=False)
                 bar.update(round(min(time.monotonic() - run.started_at, args.seconds)) - bar.n)
-    return Finding(result, msgspec.json.encode(result).decode(), 0 if result.is_clean else 1)
+    return result
 
 
 @dataclass(slots=True)
@@ -145,6 +169,10 @@ class _Run:
     """What the rounds of a soak share."""
 
     args: argparse.Namespace
+    name: str
+    setup: Setup
+    store: Path
+    """Its folder, if it has one."""
     patient: Patient
     judge: Judge
     control: Control | None
@@ -185,9 +213,9 @@ class _Run:
                     break
                 if tick == flush_in:
                     self._flush_while_busy()
-                if self.args.store:
+                if "store" in self.setup.parts:
                     self._trouble_store(rng)
-                if self.args.switch:
+                if self.setup.is_switched:
                     self._switch(rng)
         self._switch_on()
         self.patient.wait_idle()
@@ -208,7 +236,10 @@ class _Run:
         return result_of(
             Soak,
             self.args,
-            model=Path(self.args.model).name,
+            setup=self.name,
+            model=self.setup.model,
+            page_size=self.setup.page_size,
+            pool_tokens=self.setup.pool_tokens,
             seconds=round(time.monotonic() - self.started_at, 1),
             requests=self.outcomes.total(),
             outcomes=dict(sorted(self.outcomes.items())),
@@ -237,7 +268,7 @@ class _Run:
 
     def _play(self, session: Session, number: int) -> list[tuple[Fault, Outcome]]:
         ended = []
-        for request in requests(session, number, self.args.seed):
+        for request in requests(session, number, self.args.seed, with_images=self.setup.has_images):
             if time.monotonic() > self.deadline:
                 break
             self.patient.note_pin(request)
@@ -283,8 +314,7 @@ class _Run:
 
     def _trouble_store(self, rng: random.Random) -> None:
         """Take the store's folder away for seconds, or break a tenth of what says what it holds; by chance."""
-        folder = self.args.logs / _STORE
-        away, draw = folder.with_suffix(".away"), rng.random()
+        folder, away, draw = self.store, self.store.with_suffix(".away"), rng.random()
         if away.exists():
             if draw < 0.3:
                 away.rename(folder)
@@ -308,7 +338,7 @@ class _Run:
             self.num_flushes += 1
 
 
-def _control(args: argparse.Namespace, patient: Patient, judge: Judge) -> Control:
+def _control(seed: int, setup: Setup, patient: Patient, judge: Judge) -> Control:
     """Unlock donors too early, and ask for other prompts' answers: both must be found.
 
     The donors' request and the one that is spliced fit into the pool together only where the donors are given up. The
@@ -316,8 +346,8 @@ def _control(args: argparse.Namespace, patient: Patient, judge: Judge) -> Contro
     """
     patient.flush()
     before = patient.stale_rows()
-    rng = random.Random(args.seed)
-    document, end = _random_tokens(rng, (args.pool_tokens - 70) // 2), _random_tokens(rng, 250)
+    rng = random.Random(seed)
+    document, end = _random_tokens(rng, (setup.pool_tokens - 70) // 2), _random_tokens(rng, 250)
     unlocking = {"testing": {"unlock_donors": True}}
     for prompt, pic in ((document, None), ([*_random_tokens(rng, 40), *document, *end], unlocking)):
         send(patient.server, Request("control", prompt, 4, pic, is_compared=True, dp_rank=0))
@@ -341,24 +371,18 @@ def _random_tokens(rng: random.Random, number: int) -> list[int]:
 
 
 @contextmanager
-def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
-    flags = {
-        "both": ["--page-size", str(args.page_size), *args.server_arg],
-        "stock": [],
-        "patched": ["--max-total-tokens", str(args.pool_tokens), *args.patched_arg],
-    }
-    if args.store:
-        # Prompts are short: what is shorter than a block is nothing to look up.
-        loads = msgspec.json.encode({"prefetch_threshold": 32}).decode()
-        host = "--enable-hierarchical-cache --hicache-ratio 4 --hicache-storage-backend file"
-        flags["patched"] += [host, f"--file-storage-path {args.logs / _STORE}"]
-        flags["patched"].append(f"--hicache-storage-backend-extra-config '{loads}'")
-    both, roomy, tight = (shlex.split(" ".join([SETTING.flags[name], *more])) for name, more in flags.items())
+def _servers(models: Path, model: Path, setup: Setup, logs: Path) -> Iterator[tuple[Server, Server]]:
+    """The stock server and the patched one."""
+    for draft in re.findall(r"\{models\}/(\S+)", setup.draft or ""):
+        prepare(draft, models / draft)
+    patched = setup.patched_flags.replace("{models}", str(models)).replace("{store}", str(logs / _STORE))
+    both, roomy, tight = map(shlex.split, (SETTING.flags["both"], SETTING.flags["stock"], patched))
+    both += ["--page-size", str(setup.page_size)]
     stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(SETTING.config).decode())
     variables = SETTING.environment
     servers = [
-        arm_server(args.model, stock, args.logs / "stock.log", flags=roomy, env=variables["stock"]),
-        arm_server(args.model, pic, args.logs / "pic.log", flags=tight, probe=SETTING.probe, env=variables["patched"]),
+        arm_server(str(model), stock, logs / "stock.log", flags=roomy, env=variables["stock"]),
+        arm_server(str(model), pic, logs / "pic.log", flags=tight, probe=SETTING.probe, env=variables["patched"]),
     ]
     with side_by_side(servers):
         yield servers[0], servers[1]

@@ -5,15 +5,49 @@ The same seed gives the same requests; which of them meet in a batch is up to th
 
 from __future__ import annotations
 
+import base64
+import io
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from pic_models.vision import TOKEN_IDS
 from pic_traces.encode.encoded import Encoder
 from pic_traces.source import load
+from PIL import Image
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one soak is of."""
+
+    model: str
+    """A name of `pic_models`."""
+    parts: tuple[str, ...] = ()
+    """Names of `Setting.flags` that the patched server has, too."""
+    draft: str | None = None
+    """What its draft is, as `--speculative-algorithm` and the flags after it."""
+    page_size: int = 1
+    pool_tokens: int = 1400
+    """The patched server's; prompts have up to 420."""
+    num_sessions: int = 10
+    """Side by side."""
+    is_switched: bool = False
+    """Splicing is switched off and on; while it is off all answers are compared with stock's."""
+    has_images: bool = False
+    """Most prompts have an image."""
+
+    @property
+    def patched_flags(self) -> str:
+        """The patched server's flags, with `{models}` and `{store}` where its folders stand."""
+        flags = SETTING.flags
+        draft = [flags["without_draft"]] if self.draft is None else [flags["with_draft"], self.draft]
+        parts = [flags["patched"], *draft, *(flags[part] for part in self.parts)]
+        return " ".join([*parts, f"--max-total-tokens {self.pool_tokens}"])
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,6 +59,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     environment: dict[str, dict[str, str]]
     probe: dict[str, bool]
     config: dict[str, object]
+    setups: dict[str, Setup]
 
 
 SETTING = msgspec.toml.decode(Path(__file__).with_name("soak.toml").read_bytes(), type=Setting)
@@ -32,8 +67,11 @@ _MAX_CALLS = 4
 _SHORTEST, _LONGEST = 120, 420
 """Tokens that prompts of a session are cut to; real ones have thousands, and a soak wants many."""
 _HEAD = 40
+_NUM_IMAGES, _PIXELS = 6, (56, 84, 140, 196)
+"""Images that are sent, and how wide and how high they are; 28 x 28 pixels are a token."""
 _TALKATIVE_EVERY, _NUM_TALKATIVE = 60, 10
 """Of so many sessions in a row, the last ones get long answers."""
+_IMAGE_IDS = [TOKEN_IDS[f"{name}_token_id"] for name in ("vision_start", "image", "vision_end")]
 # (cache_salt, extra_key), the first of them for most sessions.
 _NAMESPACES = ((None, None), (None, None), (None, None), ("salt-a", None), ("salt-b", None), (None, "key-a"))
 
@@ -64,6 +102,8 @@ class Request(NamedTuple):
     """Its answer is that of a stock server."""
     dp_rank: int | None = None
     """Which rank serves it; SGLang's choice by default."""
+    image: str | None = None
+    """As a data URL; the prompt has a place for it."""
 
     @property
     def body(self) -> dict[str, object]:
@@ -79,6 +119,7 @@ class Request(NamedTuple):
         if self.logprob_start is not None:
             body |= {"return_logprob": True, "logprob_start_len": self.logprob_start}
         named = {"cache_salt": self.cache_salt, "extra_key": self.extra_key, "routed_dp_rank": self.dp_rank}
+        named["image_data"] = self.image
         return body | {name: value for name, value in named.items() if value is not None}
 
 
@@ -103,9 +144,10 @@ def sessions(encoder: Encoder, seed: int) -> Iterator[Session]:
             ]
 
 
-def requests(session: Session, number: int, seed: int) -> list[Request]:
-    """The requests of a session, which is the `number`-th of its soak."""
+def requests(session: Session, number: int, seed: int, *, with_images: bool = False) -> list[Request]:
+    """The requests of a session, which is the `number`-th of its soak; an image has the same text around it in all."""
     rng = random.Random(f"{seed}/{number}")
+    image, place = (_image(rng.randrange(_NUM_IMAGES)), rng.randrange(_HEAD)) if with_images else (None, 0)
     cache_salt, extra_key = rng.choice(_NAMESPACES)
     # Sessions that follow each other run side by side: long answers of all of them do not fit into the pool.
     is_talkative = number % _TALKATIVE_EVERY >= _TALKATIVE_EVERY - _NUM_TALKATIVE
@@ -117,7 +159,8 @@ def requests(session: Session, number: int, seed: int) -> list[Request]:
         found.append(
             Request(
                 rid=f"soak-{seed}-{number}-{call}",
-                prompt=prompt,
+                prompt=prompt if image is None else [*prompt[:place], *_IMAGE_IDS, *prompt[place:]],
+                image=image,
                 new_tokens=64 if is_talkative else rng.choice((1, 1, 2, 4, 8, 16)),
                 pic=rng.choice(SETTING.invalid) if fault is Fault.INVALID else pic,
                 cache_salt=cache_salt,
@@ -147,6 +190,15 @@ def _options(rng: random.Random, prompt_len: int) -> tuple[object, int | None]:
         (40, 12, 22, 12, 5, 4, 5),
     )[0]
     return pic, rng.randrange(prompt_len) if rng.random() < 0.03 and pic is None else None
+
+
+@cache
+def _image(number: int) -> str:
+    """An image of noise."""
+    rng = np.random.default_rng(number)
+    pixels = rng.integers(0, 256, (*rng.choice(_PIXELS, 2), 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream := io.BytesIO(), "PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
 def _cut(tokens: Sequence[int], length: int, *, keeps_end: bool) -> list[int]:

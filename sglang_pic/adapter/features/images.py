@@ -20,35 +20,19 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sglang_pic.adapter.probe.gathered import gathers
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.media import Media, TextOnly
 from sglang_pic.adapter.sglang.seams import BuildContext, MediaItem, Req
-from sglang_pic.adapter.support import disaggregation_mode
+from sglang_pic.adapter.support import always_computed
 from sglang_pic.core import MEDIA_FROM, Run, Span, Tokens
 
 logger = logging.getLogger(__name__)
-
-CLASSES: Final = frozenset(
-    {
-        "DeepseekOCRForCausalLM",
-        "Glm4vForConditionalGeneration",
-        "Glm4vMoeForConditionalGeneration",
-        "InternVLChatModel",
-        "KimiK25ForConditionalGeneration",
-        "KimiVLForConditionalGeneration",
-        "Qwen2VLForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
-    }
-)
-"""Models that attend causally to images, and embed those of a sequence's new tokens by their places in it."""
 
 # Most remembered images, and the end of their ids.
 _MOST_IMAGES = 1 << 16
@@ -207,20 +191,13 @@ class Images(TextOnly):
         return Lags([end for end, _ in found], [0, *itertools.accumulate(lag for _, lag in found)])
 
 
-def make(ctx: BuildContext, *, has_host: bool) -> TextOnly:
+def make(ctx: BuildContext) -> TextOnly:
     """`Images` for servers on which moving images was tested; `TextOnly` for others, which compute such requests."""
     if not ctx.model_config.is_multimodal:
         return TextOnly()
-    model = type(ctx.tp_worker.model_runner.model).__name__
-    for is_so, what in (
-        (model not in CLASSES, f"on {model}, with which splicing images was not tested"),
-        (has_host, "with HiCache, whose stores support text only"),
-        (disaggregation_mode(ctx) != "null", "with PD disaggregation"),
-        (gathers(), "with DP attention"),
-    ):
-        if is_so:
-            logger.info("sglang_pic: requests with media are computed in full %s", what)
-            return TextOnly()
+    if reason := always_computed(ctx, Fallback.MEDIA):
+        logger.info("sglang_pic: %s", reason)
+        return TextOnly()
     return Images(is_mrope=ctx.model_config.model_is_mrope)
 
 
