@@ -38,6 +38,7 @@ from sglang_pic.errors import ContractError, UnsupportedError
 
 PACKAGE = Path(sglang_pic.__file__).parent
 SERVED = [entry for entry in SUPPORT if entry.path and entry.level not in (Level.FALLS_BACK, Level.REFUSED)]
+COMPUTED = [entry for entry in SUPPORT if entry.path and entry.level is Level.FALLS_BACK]
 REFUSALS = [
     entry
     for entry in SUPPORT
@@ -59,7 +60,7 @@ def context(backend: str = "triton") -> Any:
         model_config=SimpleNamespace(hf_config=SimpleNamespace()),
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=SimpleNamespace(size=48))),
     )
-    for entry in (*SERVED, *REFUSALS):
+    for entry in (*COMPUTED, *SERVED, *REFUSALS):
         for path in entry.path.split():
             put(ctx, path, entry.served[0] if isinstance(entry.served, list) else entry.served)
         for path in entry.beside.split():
@@ -102,7 +103,8 @@ def test_a_server_with_sglangs_own_cache_is_refused_nothing(entry: Support) -> N
 
 
 @pytest.mark.feature(
-    "images with HiCache, PD disaggregation or DP attention",
+    "images with HiCache or PD disaggregation",
+    "images with DP attention",
     "images with --moe-a2a-backend or --moe-dense-tp-size",
     "images on untested models",
 )

@@ -130,8 +130,11 @@ class Bookkeeper:
         """Nothing but pins holds a lock, and what they lock is what they say."""
         tree = self._tree
         pins = self._pins.report()
-        if len(self._locks) != len(pins.held):
-            yield f"{len(self._locks)} locks are held, {len(pins.held)} of them by pins"
+        # One, and where windows have a pool of their own one for each part of them.
+        stacks: list[Any] = [pin.locks for pin in self._pins._pins.values()]
+        num_pinned = sum(len(stack._exit_callbacks) for stack in stacks)
+        if len(self._locks) != num_pinned:
+            yield f"{len(self._locks)} locks are held, {num_pinned} of them by pins"
         if (protected := int(tree.protected_size())) != pins.num_tokens:
             yield f"{protected} slots of the tree are locked, pins hold {pins.num_tokens}"
         if (host := tree.features.find(HostTier)) is not None and (held := host.num_held):
