@@ -437,8 +437,9 @@ def _check_rows(
     rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group, draft_input=draft_input)
     logger.info(
         "sglang_pic: %s, %s pool, %d layers: moved rows differ from computed ones by a relative L2 of %.1e (keys "
-        "of the first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows), those of a gap "
-        "batch by %.1e (first layer) and behind splices by %.3f of what splices do there; checked in %.0f ms",
+        "of the first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows); rows of a gap "
+        "batch by %.1e (first layer), and rows after a splice by %.3f of what a wrong splice changes; checked in %.0f "
+        "ms",
         "model" if draft_input is None else "draft model",
         view.kind.value,
         view.num_layers,

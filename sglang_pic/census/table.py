@@ -29,7 +29,7 @@ _SOURCES: _Columns = (
     ("calls", lambda counts: f"{counts.calls:,}"),
     ("tokens", lambda counts: shown_tokens(counts.prompt_tokens)),
     ("prefix", lambda counts: _share(counts.prefix_tokens, counts.prompt_tokens)),
-    ("chunk", lambda counts: _share(counts.chunk_tokens, counts.prompt_tokens)),
+    ("spliced", lambda counts: _share(counts.chunk_tokens, counts.prompt_tokens)),
     ("new", lambda counts: _share(counts.new_tokens, counts.prompt_tokens)),
 )
 _RUNS: _Columns = (
@@ -42,13 +42,13 @@ _RUNS: _Columns = (
 _CHANGES: _Columns = (
     ("calls", lambda counts: f"{_changes(counts).calls:,}"),
     ("fields", lambda counts: f"{_changes(counts).fields:,}"),
-    ("chunk behind them", lambda counts: _share(_changes(counts).chunk_tokens, counts.prompt_tokens)),
+    ("spliced after them", lambda counts: _share(_changes(counts).chunk_tokens, counts.prompt_tokens)),
     ("new because of them", lambda counts: _share(_changes(counts).guarded_tokens, counts.prompt_tokens)),
 )
 _BOUND: _Columns = (
     ("at any place", lambda counts: _share(_repeated(counts)[0], counts.prompt_tokens)),
     ("recovered", lambda counts: percent(ratio(counts.chunk_tokens, _repeated(counts)[0]))),
-    ("behind the prefix", lambda counts: _share(_repeated(counts)[1], counts.prompt_tokens)),
+    ("after the prefix", lambda counts: _share(_repeated(counts)[1], counts.prompt_tokens)),
     ("recovered", lambda counts: percent(ratio(counts.chunk_tokens, _repeated(counts)[1]))),
 )
 _STATES: _Columns = (
@@ -61,12 +61,12 @@ _EDITS = {
     "notes": "With --edit in_place both would be spliced, and an answer may have the old value; with --edit recompile "
     "both would be computed.",
     "in_place": "Nothing is computed because of a changed field, and an answer may have the old value. With --edit "
-    "notes a part of these chunks would be computed, with --edit recompile all of them.",
-    "recompile": "Everything behind a changed field is computed. With --edit notes a part of it would be spliced, with "
+    "notes some of these tokens would be computed, with --edit recompile all of them.",
+    "recompile": "Everything after a changed field is computed. With --edit notes a part of it would be spliced, with "
     "--edit in_place all of it.",
 }
 _AGED = (
-    "More changes are behind them than --max-generation allows; with a larger one, or with --edit in_place, they would "
+    "They depend on more changes than --max-generation allows; with a larger one, or with --edit in_place, they would "
     "be spliced."
 )
 
@@ -82,20 +82,23 @@ def render(census: Census, config: CoreConfig, rules: StateRules | None = None) 
     rows: list[tuple[str, Counts]] = [(short_name(counts.file), counts) for counts in census.files]
     if len(rows) > 1:
         rows.append(("all", census.total))
-    # Block traces have no chunks.
+    # Block traces have no text.
     told = [(name, counts) for name, counts in rows if counts.chunk_tokens is not None and counts.calls]
     parts: list[RenderableType] = [*_headline(census.total)]
-    parts += _table("Prompt tokens, by where an unlimited cache would take them from", rows, _SOURCES)
+    parts += _table("Prompt tokens, by their source in an unlimited cache", rows, _SOURCES)
     if told:
-        parts += _table("Chunk tokens: their runs, and the sessions that computed them", told, _RUNS)
+        parts += _table("Spliced tokens: their runs, and the sessions that computed them", told, _RUNS)
     if any(counts.detail.chunk_tokens_by_role for _, counts in told):
-        parts += _table("Chunk tokens: the messages in which they stand", told, [("", _roles)])
+        parts += _table("Spliced tokens: the messages that contain them", told, [("", _roles)])
     if any(_changes(counts).fields for _, counts in told):
-        title = "Changed fields: other values than they had when the tokens behind them were computed"
+        title = "Changed fields: their values differ from those when the tokens after them were computed"
         parts += _table(title, told, _CHANGES)
         parts += [_EDITS[config.edit], ""]
     if aged := sum(_changes(counts).aged_calls for counts in census.files):
-        parts += [f"In {aged:,} calls rows were refused for their age, and no column counts them. {_AGED}", ""]
+        parts += [
+            f"In {aged:,} calls rows were refused for their age, and no column counts them. {_AGED}",
+            "",
+        ]
     if any(counts.detail.upper_bound for _, counts in told):
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)
@@ -186,12 +189,14 @@ def _words(told: _Rows, config: CoreConfig) -> list[RenderableType]:
     ]
     if told:
         words.add_row(
-            "chunk",
-            "Was computed before at another position or behind other text; this cache would move it here. That is an "
+            "spliced",
+            "Was computed before at another position or after other text; this cache would move it here. That is an "
             "approximation; see Limits in the README.",
         )
         words.add_row("new", f"Is computed in any case, including {', '.join(_never_spliced(config))}.")
-        words.add_row("recovered", "chunk / (chunk + new): the share of stock SGLang's computed tokens that is saved.")
+        words.add_row(
+            "recovered", "spliced / (spliced + new): the share of stock SGLang's computed tokens that is saved."
+        )
         detail = told[0][1].detail
         exact = f"Tokens are those of the tokenizer and the chat template in {detail.tokenizer}."
         approximate = f"Tokens are {detail.tokenizer}. Set --tokenizer DIR to count your model's tokens."
@@ -200,7 +205,7 @@ def _words(told: _Rows, config: CoreConfig) -> list[RenderableType]:
 
 
 def _never_spliced(config: CoreConfig) -> list[str]:
-    """A sentence on repeated text that the settings never splice."""
+    """The kinds of repeated tokens that the settings never splice."""
     reasons = [f"repeats shorter than {config.min_run_tokens} tokens"]
     if config.seam_tokens:
         reasons.append(f"the first {config.seam_tokens} tokens of a run (its seam)")
@@ -219,7 +224,7 @@ def _roles(counts: Counts) -> str:
 
 
 def _repeated(counts: Counts) -> tuple[int | None, int | None]:
-    """A sentence on the upper bound: repeated windows outside the prefix, and entirely after it."""
+    """The upper bound: tokens in repeated windows outside the prefix, and in those entirely after it."""
     bound = counts.detail.upper_bound
     return (None, None) if bound is None else (bound.tokens, bound.tokens_behind)
 

@@ -190,8 +190,8 @@ _ABOUT: Final = (
     doctor MODEL` asks for one model: SGLang resolves the arguments with which its cookbook starts the family, on
     the family's configuration, and the plugin's tables are read. *Splices* means that these checks pass. *Prefix
     only* means that SGLang's own cache serves the model, as without the flag. No weights were read, and no GPU has
-    run any of it. On the live model start-up checks the rest: that rows move rightly, what a splice costs and how
-    answers change.""",
+    run any of it. On the live model start-up checks the rest: that rows are moved correctly, what a splice costs and
+    how answers change.""",
     """A share is the family's part of the stored revisions of SGLang's cookbook pages (until October 2026): what
     people work on there, not how many servers run it. A family without a share has no page.""",
 )

@@ -42,7 +42,7 @@ OWN_CACHE_ONLY = (
     "--enable-unified-cache-external-linker",
 )
 """Flags that SGLang refuses with any `--radix-cache-backend`, also on prefix-only servers."""
-OPEN = "start-up checks on the live model whether rows move rightly, what a splice costs and how answers change"
+OPEN = "start-up checks on the live model whether rows are moved correctly, what a splice costs and how answers change"
 
 
 def to_json(findings: msgspec.Struct) -> str:
