@@ -17,8 +17,8 @@ from sglang_pic.core import CoreConfig
 LADDER: Final = (
     "careful=preset:careful",
     "near-256=near:256",
-    "tail-64=tail:64,near:256",
-    "tail-32=tail:32,near:256",
+    "balanced=preset:balanced",
+    "tail-32=preset:balanced,tail:32",
     "no-tail=tail:0",
     "most=preset:most",
 )
