@@ -127,7 +127,7 @@ def test_the_ladder_is_climbed(tune: Tune, servers: list[Server], capsys: pytest
     shown = [name for name, verdict in verdicts.items() if verdict is Verdict.CERTIFIED]
     assert shown == ["careful", "near-256", "tail-32"]
     assert verdicts["no-tail"] in (Verdict.HOPELESS, Verdict.OVER)
-    assert [verdicts[name] for name in ("balanced", "most")] == [Verdict.UNTRIED] * 2, "gains too little, comes too late"
+    assert [verdicts[name] for name in ("balanced", "most")] == [Verdict.UNTRIED] * 2, "gains too little, too late"
     assert (summary.naive.verdict, summary.exact.verdict) == (Verdict.OVER, Verdict.CONTROL)
     assert servers[0].passes == ["exact", "naive", "careful", "near-256", "tail-32", "no-tail"]
     serve, said, *_ = capsys.readouterr().out.splitlines()
