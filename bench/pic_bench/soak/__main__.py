@@ -222,7 +222,8 @@ class _Run:
         if rng.random() < 0.15:
             time.sleep(_PAUSE_S)
             self.patient.wait_idle()
-        if rng.random() < 0.9:
+        # Rows that left for a host are donors of later rounds.
+        if self.num_flushes == 0 or rng.random() < (0.3 if "host" in self.setup.parts else 0.9):
             self.patient.flush()
             self.num_flushes += 1
 
