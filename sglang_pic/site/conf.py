@@ -94,6 +94,7 @@ Runbook and board <sglang_pic/RUNBOOK>
 sglang_pic/site/upgrade
 Models <sglang_pic/MODELS>
 Recipes <sglang_pic/RECIPES>
+Commands <sglang_pic/COMMANDS>
 Reference <sglang_pic/REFERENCE>
 Security <SECURITY>
 sglang_pic/site/client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -87,11 +88,19 @@ KINDS: Final = ("agentic", "cookbook", "other")
 
 def load_recipes() -> tuple[list[Recipe], dict[str, dict[str, Any]]]:
     """All recipes, and the configurations of their models by name."""
-    found = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
     families = {family.name: family.config for family in load_families()}
-    models = msgspec.convert(found["models"], list[Models])
-    configs = {name: families[each.family] | each.config for each in models for name in each.names}
-    return msgspec.convert(found["recipe"], list[Recipe]), configs
+    configs = {name: families[each.family] | each.config for each in load_models() for name in each.names}
+    return msgspec.convert(_table()["recipe"], list[Recipe]), configs
+
+
+def load_models() -> list[Models]:
+    """The models of all recipes."""
+    return msgspec.convert(_table()["models"], list[Models])
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
 
 
 def survey_recipes() -> RecipeSurvey:

@@ -1,4 +1,4 @@
-"""The verb `sglang-pic doctor [MODEL] [-- server flags]`, and `sglang-pic doctor --families` and `--recipes`."""
+"""The verb `sglang-pic doctor [MODEL] [-- server flags]`, and its flags that answer for more than one server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "sglang-pic doctor [MODEL] [--card CARD] [--env NAME=VALUE ...] [--json] [-- SERVER FLAG ...]\n"
         "       sglang-pic doctor --families [--card CARD,CARD...] [--json]\n"
-        "       sglang-pic doctor --recipes [--json]"
+        "       sglang-pic doctor --recipes | --commands [--json]\n"
+        "       sglang-pic doctor --sglang WHEEL_OR_DIR [--json]"
     )
     parser.add_argument(
         "model",
@@ -49,6 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipes", action="store_true", help="answer for the recipes that people have published, each with its flags"
     )
+    parser.add_argument(
+        "--commands",
+        action="store_true",
+        help="one command for each family, from a recipe or the cookbook",
+    )
+    parser.add_argument(
+        "--sglang",
+        metavar="WHEEL_OR_DIR",
+        help="check what the plugin needs of an SGLang that is not installed: a wheel (`pip download --no-deps`), or a "
+        "folder with its source",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(server_args=[])
     collect_after_dashes(parser)
@@ -64,6 +76,10 @@ def run(args: argparse.Namespace) -> int:
         return _run_families(args)
     if args.recipes:
         return _run_recipes(args)
+    if args.commands:
+        return _run_commands(args)
+    if args.sglang is not None:
+        return _run_sglang(args)
     if len(args.card) > 1:
         raise ConfigError(f"--card {','.join(args.card)}: name one card, or add --families.")
     from sglang_pic.adapter.doctor.examine import examine
@@ -99,6 +115,29 @@ def _run_recipes(args: argparse.Namespace) -> int:
     found = survey_recipes()
     print(to_json(found) if args.json else render_recipes(found), end="")
     return 0
+
+
+def _run_commands(args: argparse.Namespace) -> int:
+    if args.model is not None or args.server_args or args.env or args.card:
+        raise ConfigError("--commands: takes no MODEL, --card, --env or server flags; each command has its own.")
+    from sglang_pic.adapter.doctor.commands import choose_commands, render_commands
+    from sglang_pic.adapter.doctor.findings import to_json
+
+    print("sglang-pic: reading SGLang's arguments, about a minute", file=sys.stderr)
+    found = choose_commands()
+    print(to_json(found) if args.json else render_commands(found), end="")
+    return 0
+
+
+def _run_sglang(args: argparse.Namespace) -> int:
+    if args.model is not None or args.server_args or args.env or args.card:
+        raise ConfigError("--sglang: takes no MODEL, --card, --env or server flags; only source is read.")
+    from sglang_pic.adapter.doctor.findings import to_json
+    from sglang_pic.adapter.doctor.other_sglang import check_other, render_other
+
+    found = check_other(args.sglang)
+    print(to_json(found) if args.json else render_other(found), end="")
+    return 0 if found.starts else REFUSED
 
 
 def _variable(text: str) -> tuple[str, str]:

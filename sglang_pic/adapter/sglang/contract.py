@@ -92,7 +92,7 @@ def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--r
     """
     try:
         for symbol in contract:
-            problem = _problem(symbol)
+            problem = problem_of(symbol)
             if problem:
                 raise ContractError(
                     f"{symbol.path} {problem} in the installed SGLang {installed_version()}; sglang_pic was built for "
@@ -103,6 +103,21 @@ def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--r
     finally:
         # Free the syntax trees of SGLang's largest files.
         source.forget()
+
+
+def problem_of(symbol: Symbol) -> str | None:
+    """How the source that is read breaks one line of the contract; None where it does not."""
+    found = source.find(symbol.path)
+    if found is None:
+        return "is missing"
+    node, text = found
+    lacking = [name for name in symbol.parameters if name not in source.parameters_of(node)]
+    if lacking:
+        return f"has no parameter {lacking[0]!r}"
+    lacking = [word for word in symbol.source_has if not _holds(text, word)]
+    if lacking:
+        return f"no longer has {lacking[0]!r}"
+    return None
 
 
 def changed_attention(backend: str) -> list[str]:
@@ -143,20 +158,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     count = bodies.add_version(paths, installed_version(), lacking=lacking)
     print(f"{bodies.TABLE}: {count} digests of SGLang {installed_version()}", file=sys.stderr)
     return 0
-
-
-def _problem(symbol: Symbol) -> str | None:
-    found = source.find(symbol.path)
-    if found is None:
-        return "is missing"
-    node, text = found
-    lacking = [name for name in symbol.parameters if name not in source.parameters_of(node)]
-    if lacking:
-        return f"has no parameter {lacking[0]!r}"
-    lacking = [word for word in symbol.source_has if not _holds(text, word)]
-    if lacking:
-        return f"no longer has {lacking[0]!r}"
-    return None
 
 
 def _holds(source_text: str, word: str) -> bool:

@@ -1,11 +1,32 @@
-"""Reads the installed SGLang's source as syntax trees, without importing its modules, which would take seconds."""
+"""Reads SGLang's source as syntax trees, without importing its modules, which would take seconds.
+
+It is the installed SGLang's, or within `reading` that of a folder.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+_folder: Path | None = None
+"""The folder of the package that is read in place of the installed one."""
+
+
+@contextmanager
+def reading(package: Path) -> Iterator[None]:
+    """Read the package in a folder, such as `python/sglang` of SGLang's repository, in place of the installed one."""
+    global _folder  # noqa: PLW0603
+    forget()
+    _folder = package
+    try:
+        yield
+    finally:
+        _folder = None
+        forget()
 
 
 def find(path: str) -> tuple[ast.AST, str] | None:
@@ -58,10 +79,16 @@ def forget() -> None:
 def _parse(module: str) -> tuple[ast.Module, list[str]] | None:
     # Looking a submodule up by name would import its parent packages.
     top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+    for folder in _folders(top):
         for file in (Path(folder, *rest).with_suffix(".py"), Path(folder, *rest, "__init__.py")):
             if file.is_file():
                 text = file.read_text(encoding="utf8")
                 return ast.parse(text), text.splitlines(keepends=True)
     return None
+
+
+def _folders(top: str) -> list[Path]:
+    if _folder is not None:
+        return [_folder]
+    spec = importlib.util.find_spec(top)
+    return [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]

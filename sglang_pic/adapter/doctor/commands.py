@@ -1,0 +1,178 @@
+"""One command for each family of models that splices: a public recipe of it, or what its cookbook starts it with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, Final
+from unittest.mock import patch
+
+import msgspec
+
+from sglang_pic.adapter.doctor.examine import refusals_of
+from sglang_pic.adapter.doctor.families import Family, load_families, ways_out
+from sglang_pic.adapter.doctor.old_flags import renewed
+from sglang_pic.adapter.doctor.recipes import KINDS, Recipe, load_models, load_recipes
+from sglang_pic.adapter.doctor.server import Resolved, resolve
+from sglang_pic.adapter.sglang.contract import BUILT_FOR
+from sglang_pic.adapter.support import Area, Level, find, prefix_only, present
+from sglang_pic.config import PicConfig
+from sglang_pic.errors import UnsupportedError
+
+_CARDS: Final = ("h200", "b200", "h100")
+"""The usual nodes of 8, the one that is looked for first at the front."""
+_HICACHE: Final = ("--enable-hierarchical-cache", "--hicache-ratio", "2")
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """How a family is served with splices."""
+
+    family: str
+    model: str
+    """Its name on the hub; `MODEL` where no recipe names one."""
+    card: str
+    source: str
+    """The recipe's name, or the cookbook."""
+    environment: dict[str, str]
+    flags: list[str]
+    """After `sglang serve MODEL`; `DRAFT` is the path of a draft."""
+    page_size: int
+    attention: str
+    """The prefill attention backend."""
+    hicache: str
+    """The flags of HiCache: the recipe's, or those with which the command starts too; empty if it does not."""
+    watch: list[str]
+    """What of it no test ran, and what it computes instead of splicing."""
+
+    @property
+    def line(self) -> str:
+        """As it is typed."""
+        given = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*given, shlex.join(["sglang", "serve", self.model, *self.flags])])
+
+
+class Commands(msgspec.Struct, frozen=True, kw_only=True):
+    """The commands of all families that splice."""
+
+    commands: list[Command]
+
+
+def choose_commands() -> Commands:
+    """The first candidate of each family that start-up would not refuse; about a second for each that is asked.
+
+    Raises:
+        ConfigError: a flag is none of SGLang's.
+    """
+    recipes, configs = load_recipes()
+    found = []
+    for family in load_families():
+        candidates = _candidates(family, recipes, configs)
+        command = next((made for each in candidates if (made := _command(family, *each)) is not None), None)
+        found += [] if command is None else [command]
+    return Commands(commands=found)
+
+
+def render_commands(found: Commands) -> str:
+    """The page `COMMANDS.md`."""
+    return "".join(f"{line}\n" for line in _lines(found))
+
+
+_Candidate = tuple[Recipe, Mapping[str, Any]]
+
+
+def _candidates(
+    family: Family, recipes: Sequence[Recipe], configs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[_Candidate]:
+    """Recipes of one server on one of `_CARDS`, agentic ones first, and at last the cookbook's flags on each card."""
+    names = {name for each in load_models() if each.family == family.name for name in each.names}
+    ours = [each for each in recipes if each.model in names and each.server and each.card in _CARDS]
+    ours.sort(key=lambda each: (KINDS.index(each.kind), _CARDS.index(each.card), each.name))
+    yield from ((each, configs[each.model]) for each in ours)
+    for card in _CARDS:
+        flags = " ".join(family.flags_on(card))
+        plain = {"kind": "cookbook", "source": family.source, "model": "MODEL", "server": flags}
+        yield Recipe(name="SGLang's cookbook", cards=card.upper(), card=card, **plain), family.config
+
+
+def _command(family: Family, recipe: Recipe, config: Mapping[str, Any]) -> Command | None:
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, recipe.environment):
+        (Path(folder) / "config.json").write_text(json.dumps({"dtype": "bfloat16", **config}))
+        flags, _ = renewed(recipe.server.split())
+        flags, facts = _facts(folder, flags, recipe.card)
+        if facts is None:
+            return None
+        given = [flag for flag in flags if flag.startswith("--hicache") or flag == _HICACHE[0]]
+        hicache = " ".join(given)
+        if not given and _facts(folder, [*flags, *_HICACHE], recipe.card)[1] is not None:
+            hicache = " ".join(_HICACHE)
+    return Command(
+        family=family.name,
+        model=recipe.model,
+        card=recipe.cards,
+        source=recipe.name,
+        environment=recipe.environment,
+        flags=["--radix-cache-backend", "pic", *flags],
+        hicache=hicache,
+        **facts,
+    )
+
+
+def _facts(folder: str, flags: list[str], card: str) -> tuple[list[str], dict[str, Any] | None]:
+    """The flags, with those that a refusal asks for, and what the server would be; None where it would not splice."""
+    for _ in range(2):
+        try:
+            with resolve(folder, [folder if flag == "DRAFT" else flag for flag in flags], card=card) as resolved:
+                refused = [*refusals_of(resolved, PicConfig())]
+                if prefix_only(resolved.context):
+                    return flags, None
+                if not refused:
+                    return flags, _read(resolved)
+        except UnsupportedError as error:
+            refused = [str(error)]
+        flags = [*flags, *(flag for line in refused for flag in ways_out(line))]
+    return flags, None
+
+
+def _read(resolved: Resolved) -> dict[str, Any]:
+    attention = find(Area.ATTENTION, resolved.attention)
+    watch = [f"{entry.what}: {entry.reason}" for entry in present(resolved.context, Level.ADMITTED)]
+    if attention is not None and attention.level is Level.ADMITTED:
+        watch.insert(0, f"{resolved.attention}: {attention.reason}")
+    watch += (entry.what for entry in present(resolved.context, Level.FALLS_BACK))
+    return {"page_size": resolved.view.page_size, "attention": resolved.attention, "watch": watch}
+
+
+def _lines(found: Commands) -> Iterator[str]:
+    yield "# One command for each family"
+    for text in _ABOUT:
+        yield ""
+        yield fill(" ".join(text.split()), 160, break_on_hyphens=False)
+    for each in found.commands:
+        yield ""
+        yield f"## {each.family}"
+        yield f"On {each.card}, from {each.source}:"
+        yield ""
+        yield "```console"
+        yield f"$ {each.line}"
+        yield "```"
+        yield ""
+        yield f"- pages of {each.page_size}, prefill attention `{each.attention}`"
+        yield f"- HiCache: {f'`{each.hicache}`' if each.hicache else 'refused beside these flags'}"
+        yield from (f"- watch: {line}" for line in each.watch)
+
+
+_ABOUT: Final = (
+    f"""`sglang-pic doctor --commands > sglang_pic/COMMANDS.md` wrote this page, for SGLang {BUILT_FOR}. For each family
+    that splices it takes a [public recipe](RECIPES.md) of one server on H200, B200 or H100, agentic ones first, and
+    where there is none the flags of SGLang's cookbook, adds `--radix-cache-backend pic` and what a refusal asks for,
+    and has SGLang and the plugin's tables check the result. No weights were read, and no GPU has run any of it.""",
+    """Parsers, ports and paths are left out; MODEL and DRAFT are yours. HiCache takes `--hicache-ratio` times the rows
+    of the KV pool in host memory, on each rank. The first start measures the live model before the first request.
+    *Watch* names what no test has run, or what such a server computes instead of splicing. On the running server watch
+    `sglang:pic_fallbacks_total` by reason, faults and the audit ([alerts](RUNBOOK.md)).""",
+)
