@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -33,7 +34,7 @@ from sglang_pic.adapter.features.tenants import Tenants
 from sglang_pic.adapter.features.window_rows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
-from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
+from sglang_pic.adapter.probe.ranks import agreed_time, check_alike, fault_group, serving_group
 from sglang_pic.adapter.serve import account, faults, forward, modes, publish, receive
 from sglang_pic.adapter.serve import planning as plan_metrics
 from sglang_pic.adapter.serve.account import Accounting
@@ -255,7 +256,8 @@ def _make_cache(
     events = _make_events(ctx, config, model, media, labels)
     index = _make_index(ctx, config, model, events)
     max_pinned = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size * config.pin_max_percent // 100
-    pins = Pins(index, max_pinned, Series(pin_metrics.METRICS, labels), windows)
+    now = partial(agreed_time, ranks)
+    pins = Pins(index, max_pinned, Series(pin_metrics.METRICS, labels), windows, now=now)
     if ctx.tp_worker.model_runner.lora_manager is not None:
         pins.install(tree)
     publication = Publication(index, model.delimiters, Series(publish.METRICS, labels))

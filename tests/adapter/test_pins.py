@@ -38,7 +38,8 @@ class Server:
     def __init__(self, page_size: int = 1, *, pool: int = POOL, max_pinned: int = MAX_PINNED) -> None:
         self.allocator = make_allocator(pool, page_size)
         self.pool, self.page_size, self.series = pool, page_size, Kept()
-        self.pins = Pins(ContentIndex(), max_pinned, self.series)
+        self.clock = 0.0
+        self.pins = Pins(ContentIndex(), max_pinned, self.series, now=lambda: self.clock)
         self.refusal: Fallback | None = None
         nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, place_waits=False)
         self.tree = make_tree(self.allocator, planning=nothing, features=Features([self.pins]), publication=nothing)
@@ -152,6 +153,34 @@ def test_beyond_the_share_of_the_pool_the_oldest_go_and_a_prompt_that_is_too_lon
     assert server.ended == {"limit": 1, "refused": 2}
     server.serve(text(23, MAX_PINNED), pin="b")
     assert server.names == ["b"]
+
+
+def test_a_pin_ends_with_the_first_request_after_its_time(server: Server) -> None:
+    server.serve(A, pin="a", pin_ttl_s=60)
+    server.serve(B, pin="b")
+    server.clock = 59.0
+    server.serve(text(5, 32))
+    assert server.names == ["a", "b"]
+    server.serve(A, pin="a", pin_ttl_s=60)
+    server.clock = 118.0
+    server.serve(text(6, 32))
+    assert server.names == ["b", "a"], "pinned again, it lives from then on"
+    server.clock = 119.0
+    server.serve(text(7, 32))
+    assert (server.names, server.ended) == (["b"], {"replaced": 1, "expired": 1})
+    server.evict_all()
+    assert (server.resident(A), server.resident(B)) == (len(SYSTEM), len(B))
+
+
+def test_the_lowest_priority_goes_first(server: Server) -> None:
+    for name, prompt, priority in (("firm", A, 100), ("low", B, 1), ("retained", C, 50)):
+        server.serve(prompt, pin=name, pin_priority=priority)
+    order = ["low", "retained", "firm"]
+    assert server.names == order
+    for left in (2, 1, 0):
+        assert server.pins.give_back_oldest(server.tree, PinEnd.MEMORY)
+        assert server.names == order[3 - left :]
+    assert not server.pins.give_back_oldest(server.tree, PinEnd.MEMORY)
 
 
 def test_many_names_of_one_prompt_are_bounded_by_their_host_memory(

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.probe.ranks import FaultGroup, agree_on_largest, check_alike
+from sglang_pic.adapter.probe import ranks
+from sglang_pic.adapter.probe.ranks import FaultGroup, agree_on_largest, agreed_time, check_alike
 from tests.adapter.processes import forked, join_group
 from tests.conftest import ROOT
 
@@ -33,6 +34,16 @@ def test_the_largest_of_every_rank(tmp_path: Path) -> None:
         return str(agree_on_largest(torch.tensor([rank, -rank], dtype=torch.float64), group).tolist())
 
     assert on_each_rank(2, tmp_path / "store", work) == ["[1.0, 0.0]"] * 2
+
+
+def test_ranks_whose_clocks_differ_have_one_time(tmp_path: Path) -> None:
+    """By which pins end: ranks that release other rows would evict, and plan, differently."""
+
+    def work(rank: int, group: Any) -> str:
+        ranks.monotonic = lambda: 7.0 + rank  # type: ignore[assignment]
+        return str(agreed_time(group))
+
+    assert on_each_rank(2, tmp_path / "store", work) == ["8.0"] * 2
 
 
 def test_a_rank_without_a_tokenizer_stops_the_self_test_before_any_pass(tmp_path: Path) -> None:

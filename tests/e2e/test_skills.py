@@ -6,10 +6,12 @@ SGLang checks its pools whenever it is idle, and ends the server if a slot is mi
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from sglang_pic.client import Skills, compose
+from sglang_pic.errors import BenchError
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, random_tokens
 
@@ -48,6 +50,30 @@ def test_a_pin_survives_what_evicts_everything_else_and_gives_way_to_a_request(c
     client.flush()
     assert held(client) == []
     assert client.generate(other).cached_tokens == 0
+    assert client.faults() == ""
+
+
+@on_servers("gqa_page16.small_pool")
+def test_hints_of_a_request_pin_its_prompt_for_a_time(client: Client) -> None:
+    def hints(kind: str, **payload: object) -> dict[str, object]:
+        action = {"action_id": "1", "action_type": kind, "action_version": "1", "payload": payload}
+        return {"protocol_version": "1", "message_id": "m", "actions": [action]}
+
+    client.flush()
+    client.generate(random_tokens(1, 405), kv_hints=hints("retain", name="turn", ttl_s=2))
+    client.generate(random_tokens(2, 405), kv_hints=hints("pin", name="kept"))
+    (turn, kept) = client.internal_state()["pins"]["held"]
+    assert [(pin["name"], pin["priority"], pin["ttl_s"]) for pin in (turn, kept)] == [
+        ("turn", 50, 2),
+        ("kept", 100, None),
+    ]
+    time.sleep(2)
+    client.generate(random_tokens(3, 40))
+    assert held(client) == [("kept", 400)]
+    client.generate(random_tokens(3, 40), kv_hints=hints("release", name="kept"))
+    assert held(client) == []
+    with pytest.raises(BenchError, match=r"kv_hints payload ttl_s=0: must be an integer from 1"):
+        client.generate(random_tokens(3, 40), kv_hints=hints("retain", ttl_s=0))
     assert client.faults() == ""
 
 

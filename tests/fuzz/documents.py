@@ -16,7 +16,8 @@ _KEYS = {
     "stream": "usage prompt_tokens completion_tokens prompt_tokens_details cached_tokens sglext choices"
     " delta content reasoning_content logprobs top_logprobs token logprob finish_reason"
     " cached_tokens_details output_ids pic device error object code message id",
-    "options": "pic mode preset careful balanced most seam_tokens tail_tokens edit skills pin unpin",
+    "options": "pic mode preset careful balanced most seam_tokens tail_tokens edit skills"
+    " pin pin_ttl_s pin_priority unpin",
     "config": "core max_gaps max_runs cost_gate self_test audit_rate audit_min audit_window"
     " seam_tokens chunk_avg_tokens chunk_min_tokens chunk_max_tokens max_index_tokens edit",
 }

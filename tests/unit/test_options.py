@@ -52,6 +52,11 @@ def test_options_are_read_and_absent_ones_are_the_defaults() -> None:
         ({"pin": "a b"}, "pin='a b'"),
         ({"pin": "a" * 129}, "pin='aaa"),
         ({"unpin": "ä"}, "unpin='ä'"),
+        ({"pin": "a", "pin_ttl_s": 0}, "pin_ttl_s=0"),
+        ({"pin": "a", "pin_ttl_s": 604_801}, "pin_ttl_s=604801"),
+        ({"pin": "a", "pin_priority": 101}, "pin_priority=101"),
+        ({"pin": "a", "pin_priority": True}, "pin_priority=True"),
+        ({"pin_ttl_s": 60}, "allowed only beside `pin`"),
     ],
 )
 def test_bad_options_are_named(options: object, named: str) -> None:
@@ -70,6 +75,8 @@ def test_headers_are_options_of_any_request() -> None:
     assert found == ({"mode": "off", "preset": "most", "edit": "notes"}, "tenant-1")
     assert asked(("x-request-id-pic-mode", "off"), ("x-request-id-pic-salt", "a")) == ({"mode": "off"}, "a")
     assert asked(("x-other", "1")) == ({}, None)
+    pin = asked(("x-pic-pin", "a"), ("x-pic-pin-ttl-s", "60"), ("x-request-id-pic-pin-priority", "7"))
+    assert pin == ({"pin": "a", "pin_ttl_s": 60, "pin_priority": 7}, None)
     for given in (None, {}, {"custom_params": None}, {"custom_params": {"pic": {"mode": "off"}, "other": 1}}):
         sent = SimpleNamespace(cache_salt=None, sampling_params=given)
         for _ in range(2):  # what is there already is no contradiction
@@ -89,6 +96,7 @@ def test_headers_are_options_of_any_request() -> None:
         ([("x-pic-mode", "")], "header x-pic-mode=''"),
         ([("x-pic-preset", "bold")], "header x-pic-preset='bold'"),
         ([("x-pic-edit", "x" * 70_000)], "header x-pic-edit='xxx"),
+        ([("x-pic-pin", "a"), ("x-pic-pin-ttl-s", "1.5")], "header x-pic-pin-ttl-s='1.5'"),
         ([("x-pic-salt", "")], "header x-pic-salt=''"),
         ([("x-pic-salt", "a b")], "header x-pic-salt='a b'"),
         ([("x-pic-salt", "\xe9")], "header x-pic-salt="),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import ExitStack
+from math import inf
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -23,7 +25,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.media import tokens_of
-from sglang_pic.adapter.serve.options import Skills
+from sglang_pic.adapter.serve.options import FIRM, RequestOptions, Skills
 from sglang_pic.adapter.serve.rows import WindowRows
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.sglang.hooks import hook
@@ -35,6 +37,7 @@ class PinEnd(Reason):
     """Why a pin ended, or was refused."""
 
     DROPPED = "dropped", "A request dropped it by its name."
+    EXPIRED = "expired", "Its time to live was over."
     FAULT = "fault", "A fault removed its donors, or switched splicing off."
     FLUSHED = "flushed", "The cache was flushed."
     LIMIT = "limit", "Newer pins needed its share of `pin_max_percent`, or of the host memory for pins."
@@ -77,6 +80,9 @@ class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
     """As the client sent it; with a LoRA adapter it ends with the adapter's id."""
     has_salt: bool
     """Whether its namespace has a `cache_salt`, which is not shown."""
+    priority: int = FIRM
+    ttl_s: int | None = None
+    """Its time to live, in seconds from when it was pinned."""
 
 
 class PinReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +94,7 @@ class PinReport(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     """Host memory: 16 KiB a pin and 4 bytes a token."""
     held: list[PinInfo]
-    """Oldest first: in this order they are released."""
+    """The lowest priority first, and of one priority the oldest: in this order they are released."""
 
 
 class _Pin(NamedTuple):
@@ -99,6 +105,8 @@ class _Pin(NamedTuple):
     locks: ExitStack
     """Locks on its rows."""
     info: PinInfo
+    ends_at: float
+    """By the clock of the pins; infinity if it has no time to live."""
 
     @property
     def num_bytes(self) -> int:
@@ -114,18 +122,30 @@ class Pins(Feature):
         max_tokens: KV slots that all pins together may lock.
         series: exports `METRICS`.
         windows: rows of layers with sliding windows, if these have a pool of their own.
+        now: a clock in seconds that is the same on all ranks; it is asked when a request finishes while a pin has a
+            time to live.
     """
 
     fault = Fallback.FAULT_PINS
 
-    def __init__(self, index: ContentIndex, max_tokens: int, series: Series, windows: WindowRows | None = None) -> None:
+    def __init__(
+        self,
+        index: ContentIndex,
+        max_tokens: int,
+        series: Series,
+        windows: WindowRows | None = None,
+        *,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
         self._index, self._max_tokens, self._series, self._windows = index, max_tokens, series, windows
+        self._now = now
         # Oldest first, by the client's namespace; shrinks when pins end.
         self._pins: dict[tuple[Namespace, str], _Pin] = {}
         self._prompts: defaultdict[Hashable, _SortedPrompts] = defaultdict(_SortedPrompts)
         self.num_tokens = 0
         """KV slots locked by pins."""
         self._num_bytes = 0
+        self._num_mortal = 0
 
     def install(self, tree: PicTree) -> None:
         """Register the hook that ends an adapter's pins when it is unloaded."""
@@ -143,9 +163,11 @@ class Pins(Feature):
         return msgspec.structs.replace(options, pinned_len=self.pinned_len)
 
     def on_released(self, req: Req, tree: PicTree) -> None:
-        """Apply the request's options: drop a pin, pin its prompt."""
+        """Release pins whose time is over, and apply the request's options: drop a pin, pin its prompt."""
         state: RequestState = req.pic
         options = state.options
+        if self._num_mortal:
+            self._expire(tree)
         if not options.names_pins:
             return
         if options.unpin is not None:
@@ -173,13 +195,18 @@ class Pins(Feature):
         return {"pins": self.report()}
 
     def give_back_oldest(self, tree: Tree, reason: PinEnd) -> bool:
-        """Release the oldest pin, whose rows then can be evicted; False if there is none."""
-        oldest = next(iter(self._pins), None)
-        if oldest is None:
+        """Release the oldest pin of the lowest priority, whose rows then can be evicted; False if there is none."""
+        if not self._pins:
             return False
-        self._end(oldest, tree, reason)
+        self._end(min(self._pins, key=lambda key: self._pins[key].info.priority), tree, reason)
         self._show()
         return True
+
+    def _expire(self, tree: Tree) -> None:
+        now = self._now()
+        for key in [key for key, pin in self._pins.items() if pin.ends_at <= now]:
+            self._end(key, tree, PinEnd.EXPIRED)
+        self._show()
 
     def unload(self, lora_id: str, tree: Tree) -> None:
         """Release the pins of a LoRA adapter."""
@@ -197,7 +224,7 @@ class Pins(Feature):
         count = len(self._pins)
         self._pins.clear()
         self._prompts.clear()
-        self.num_tokens = self._num_bytes = 0
+        self.num_tokens = self._num_bytes = self._num_mortal = 0
         self._series.add(ENDED, count, value=reason.value)
         self._show()
 
@@ -208,7 +235,7 @@ class Pins(Feature):
 
     def report(self) -> PinReport:
         """The pins' part of `/server_info`."""
-        held = [pin.info for pin in self._pins.values()]
+        held = sorted((pin.info for pin in self._pins.values()), key=lambda info: info.priority)
         return PinReport(
             max_tokens=self._max_tokens,
             num_tokens=self.num_tokens,
@@ -228,12 +255,13 @@ class Pins(Feature):
             self._series.add(ENDED, value=refused.value)
             return
         space, tokens = Namespace(req.extra_key, req.cache_salt), tokens_of(req, length)
-        data, info = tokens.tobytes(), _describe(key, tokens)
+        data, info = tokens.tobytes(), _describe(key, tokens, req.pic.options)
+        ends_at = inf if info.ttl_s is None else self._now() + info.ttl_s
         # NOTE: locked before the older pin of this name is released, so that rows of both are always protected. If
         # anything fails from here on, each lock belongs to a pin.
         locks = ExitStack()
         locks.callback(tree.unlock, tree.lock(found.last_device_node))
-        pin = _Pin(space, data, locks, info)
+        pin = _Pin(space, data, locks, info, ends_at)
         older = self._pins.pop(key, None)
         self._pins[key] = pin
         if older is not None:
@@ -243,6 +271,7 @@ class Pins(Feature):
         self._index.pin(space, tokens)
         self.num_tokens += self._prompts[space].add(pin.data, tree.page_size)
         self._num_bytes += pin.num_bytes
+        self._num_mortal += pin.ends_at < inf
         while self.num_tokens > self._max_tokens or self._num_bytes > MAX_BYTES:
             self.give_back_oldest(tree, PinEnd.LIMIT)
 
@@ -257,6 +286,7 @@ class Pins(Feature):
         prompts = self._prompts[pin.space]
         self.num_tokens -= prompts.remove(pin.data, tree.page_size)
         self._num_bytes -= pin.num_bytes
+        self._num_mortal -= pin.ends_at < inf
         if prompts.is_empty:
             del self._prompts[pin.space]
         self._series.add(ENDED, value=reason.value)
@@ -303,9 +333,15 @@ def _tokens(data: bytes) -> Tokens:
     return np.frombuffer(data, dtype="<i4")
 
 
-def _describe(key: tuple[Namespace, str], tokens: Tokens) -> PinInfo:
+def _describe(key: tuple[Namespace, str], tokens: Tokens, options: RequestOptions) -> PinInfo:
     space, name = key
     digest = hashlib.sha256(msgspec.json.encode([*space, tokens.tolist()])).hexdigest()[:16]
     return PinInfo(
-        name=name, tokens=len(tokens), digest=digest, extra_key=space.extra_key, has_salt=bool(space.cache_salt)
+        name=name,
+        tokens=len(tokens),
+        digest=digest,
+        extra_key=space.extra_key,
+        has_salt=bool(space.cache_salt),
+        priority=options.pin_priority,
+        ttl_s=options.pin_ttl_s,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ def agree_on_largest(values: torch.Tensor, tp_group: TpGroup | None) -> torch.Te
     if tp_group is not None and tp_group.world_size > 1:
         torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=tp_group.cpu_group)
     return values
+
+
+def agreed_time(tp_group: TpGroup | None) -> float:
+    """Seconds of a monotonic clock, the same on every rank of `tp_group`; all ranks must call this together."""
+    return float(agree_on_largest(torch.tensor([monotonic()], dtype=torch.float64), tp_group))
 
 
 def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:

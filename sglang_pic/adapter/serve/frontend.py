@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve import headers
+from sglang_pic.adapter.serve.hints import with_hints
 from sglang_pic.adapter.serve.options import parse_options, shown
 from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.errors import ConfigError
@@ -99,9 +100,11 @@ async def _serve_generate(original: Callable[..., Awaitable[Any]], obj: Any, req
     try:
         if obj.stream:
             headers.put(headers.read(request.headers), obj)
-            params, keys = obj.sampling_params, obj.extra_key
+            params, keys, hints = obj.sampling_params, obj.extra_key, obj.kv_hints
             for each in params if isinstance(params, list) else [params]:
                 _check(each, None)
+            for each in hints if isinstance(hints, list) else [hints]:
+                _check(params if isinstance(params, Mapping) else None, None, each)
             for key in keys if isinstance(keys, list) else [keys]:
                 _check(None, key)
     except ConfigError as error:
@@ -117,18 +120,18 @@ def _take_headers(manager: Any, obj: Any, request: Any = None) -> None:
 
 def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
     if _is_ours(manager.server_args):
-        _check(getattr(obj, "sampling_params", None), getattr(obj, "extra_key", None))
+        _check(*(getattr(obj, name, None) for name in ("sampling_params", "extra_key", "kv_hints")))
 
 
-def _check(sampling_params: Any, extra_key: object) -> None:
-    """Check the options and the key of one prompt.
+def _check(sampling_params: Any, extra_key: object, kv_hints: object = None) -> None:
+    """Check the options, the key and the hints of one prompt.
 
     Raises:
         ConfigError: it names the bad value.
     """
     if sampling_params and not isinstance(sampling_params, Mapping):
         raise ConfigError(f"sampling_params={shown(sampling_params)}: must be an object for one prompt.")
-    parse_options((sampling_params or {}).get("custom_params"))
+    with_hints(parse_options((sampling_params or {}).get("custom_params")), kv_hints)
     if isinstance(extra_key, str) and KEY_MARK in extra_key:
         raise ConfigError(
             f"extra_key={shown(extra_key)}: must not contain {KEY_MARK!r}, which is reserved for the plugin's own "

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from sglang_pic.adapter.serve.options import parse_options, shown
+from sglang_pic.adapter.serve.options import INTEGERS, parse_options, shown
 from sglang_pic.errors import ConfigError
 
-OPTIONS: Final = {"x-pic-mode": "mode", "x-pic-preset": "preset", "x-pic-edit": "edit"}
+OPTIONS: Final = {
+    f"x-pic-{name.replace('_', '-')}": name for name in ("mode", "preset", "edit", "pin", *INTEGERS, "unpin")
+}
 """Headers, and the options of `custom_params.pic` that they set."""
 SALT: Final = "x-pic-salt"
 """The header that sets `cache_salt`."""
@@ -28,7 +30,7 @@ class Headers(Protocol):
 class Asked(NamedTuple):
     """The options and the salt in a request's headers."""
 
-    options: dict[str, str]
+    options: dict[str, str | int]
     salt: str | None = None
 
 
@@ -51,11 +53,11 @@ def read(headers: Headers) -> Asked:
         raise ConfigError(
             f"header {SALT}={shown(salt)}: must be 1 to 256 printable ASCII characters without spaces; change it."
         )
-    options = {OPTIONS[name]: value for name, value in found.items()}
+    options = {OPTIONS[name]: _value(OPTIONS[name], value) for name, value in found.items()}
     try:
         parse_options({"pic": options})
     except ConfigError as error:
-        raise ConfigError(str(error).replace("custom_params.pic.", "header x-pic-", 1)) from error
+        raise ConfigError(_of_headers(str(error))) from error
     return Asked(options, salt)
 
 
@@ -77,15 +79,27 @@ def put(asked: Asked, request: Any) -> None:
         request.sampling_params = merged if several else merged[0]
 
 
-def _merged(options: Mapping[str, str], params: Any) -> dict[str, Any]:
+def _value(option: str, text: str) -> str | int:
+    return int(text) if option in INTEGERS and re.fullmatch("[0-9]{1,9}", text) else text
+
+
+def _of_headers(text: str) -> str:
+    """A message about `custom_params` with the headers' names."""
+    for header, option in OPTIONS.items():
+        text = text.replace(f"custom_params.pic.{option}=", f"header {header}=")
+    return text
+
+
+def _merged(options: Mapping[str, str | int], params: Any) -> dict[str, Any]:
     params = _object(params, "sampling_params")
     custom = _object(params.get("custom_params"), "custom_params")
     pic = _object(custom.get("pic"), "custom_params.pic")
     for name, value in options.items():
         if pic.get(name) not in (None, value):
+            header = f"x-pic-{name.replace('_', '-')}"
             raise ConfigError(
-                f"header x-pic-{name}={shown(value)}: custom_params.pic.{name} is {shown(pic[name])}; send one of "
-                "them, or the same."
+                f"header {header}={shown(value)}: custom_params.pic.{name} is {shown(pic[name])}; send one of them, "
+                "or the same."
             )
     return {**params, "custom_params": {**custom, "pic": {**pic, **options}}}
 

@@ -19,6 +19,9 @@ from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
 MAX_TOKENS = 4096
+MAX_TTL_S = 7 * 24 * 3600
+FIRM = 100
+"""The highest priority of a pin, and that of a pin without one."""
 
 
 class Mode(Enum):
@@ -47,6 +50,10 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     skills: Skills = Skills.FAR
     pin: str | None = None
     """The name under which the prompt is pinned when the request has finished."""
+    pin_ttl_s: int | None = None
+    """Seconds from the end of the request after which its pin is released; `None` for no such time."""
+    pin_priority: int = FIRM
+    """Pins with a lower priority are released first, if memory is short."""
     unpin: str | None = None
     """The name of a pin that is released when the request has finished."""
 
@@ -76,7 +83,9 @@ SETTINGS = {
     if name in ("preset", "seam_tokens", "tail_tokens", "edit")
 }
 """The settings of the reuse policy that a request may set, with the bounds for requests."""
-_KEYS = ("mode", *SETTINGS, "skills", "pin", "unpin")
+INTEGERS = {"pin_ttl_s": (1, MAX_TTL_S), "pin_priority": (0, FIRM)}
+"""Options of a pin, with the least and the greatest value."""
+_KEYS = ("mode", *SETTINGS, "skills", "pin", *INTEGERS, "unpin")
 
 
 def parse_options(custom_params: object) -> RequestOptions:
@@ -109,6 +118,7 @@ def parse_options(custom_params: object) -> RequestOptions:
         skills=_choice(options, "skills", Skills) or Skills.FAR,
         pin=_pin_name(options, "pin"),
         unpin=_pin_name(options, "unpin"),
+        **_of_pin(options),
     )
 
 
@@ -140,3 +150,17 @@ def _pin_name(options: Mapping[str, object], key: str) -> str | None:
             "(ASCII); choose another one, or leave it out."
         )
     return value
+
+
+def _of_pin(options: Mapping[str, object]) -> dict[str, int]:
+    found = {}
+    for key, (low, high) in INTEGERS.items():
+        value = options.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ConfigError(f"custom_params.pic.{key}={shown(value)}: must be an integer from {low} to {high}.")
+        if options.get("pin") is None:
+            raise ConfigError(f"custom_params.pic.{key}={value}: allowed only beside `pin`, whose name it needs.")
+        found[key] = value
+    return found

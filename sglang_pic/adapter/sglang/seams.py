@@ -29,6 +29,8 @@ class Req(Protocol):
     cache_salt: str | None
     lora_id: str | None
 
+    kv_hints: Any | None  # SGLang's `KvHintsEnvelope`: `actions`, each with a type, a version and a payload
+
     # May name its session.
     session_id: str | None
     routing_key: str | None
