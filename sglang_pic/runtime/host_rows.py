@@ -102,12 +102,13 @@ def view_host_pool(
     buffers = (pool.kv_buffer,) if view.kind is PoolKind.MLA else tuple(pool.kv_buffer)
     shapes = [each[0].shape[1:] for each in (view.keys, view.values) if each]
     found = []
+    dtype = view.keys[0].dtype
     for buffer, shape in zip(buffers, shapes, strict=True):
-        if buffer.numel() != size * layers * shape.numel() or buffer.element_size() != view.dtype.itemsize:
+        if buffer.nbytes != size * layers * shape.numel() * dtype.itemsize:
             raise ContractError(
                 f"{name}: {tuple(buffer.shape)} {buffer.dtype} for rows of {tuple(shape)} {view.dtype}."
             )
-        flat = buffer.view(view.dtype).view(size * layers, *shape)
+        flat = buffer.view(dtype).view(size * layers, *shape)
         # From each layer's first row on as many as the last one has.
         num_rows = len(flat) - layer_rows * (layers - 1)
         found.append(tuple(flat[layer_rows * (first + layer) :][:num_rows] for layer in range(view.num_layers)))

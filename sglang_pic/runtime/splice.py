@@ -202,7 +202,8 @@ class Splicer:
 
     def rotary_part(self, layer: int) -> slice:
         """The dimensions of a key's row that a shift rotates, in the pool's layer `layer`."""
-        return slice(self.view.rope_offset, self.view.rope_offset + self.geometry.params[layer].rotary_dim)
+        start = self.view.read_rope_offset
+        return slice(start, start + self.geometry.params[layer].rotary_dim)
 
     def _choose(self, group: _Group) -> Choice:
         if group.values is None:

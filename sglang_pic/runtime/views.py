@@ -54,10 +54,10 @@ class PoolView:
         kind: the kind of rows.
         keys: per layer `[num_slots, num_kv_heads, head_dim]`, or the latent rows `[num_slots, 1, row_dim]`.
         values: per layer `[num_slots, num_kv_heads, v_head_dim]`; empty for MLA.
-        dtype: the rows' dtype; FP8 pools store bytes, viewed as FP8.
+        dtype: the rows' dtype; FP8 pools store bytes, viewed as FP8. Of scaled rows FP8, while `keys` are bfloat16.
         num_slots: slots per buffer, the padding page included; not of the buffers in `windows`.
         page_size: tokens per page of the allocator.
-        rope_offset: first dimension of the rotary part: 0 for MHA, `kv_lora_rank` for MLA.
+        rope_offset: first dimension of the rotary part: 0 for MHA, `kv_lora_rank` for MLA; of scaled rows in `keys`.
         rope_dim: dimensions from `rope_offset` on that may be rotary.
         start_layer: layer id of the first buffer (pipeline parallelism).
         index: per layer the pages of a sparse-attention indexer's keys (`pic_kernels.index_pages`), of length 0 if the
@@ -65,6 +65,8 @@ class PoolView:
         index_rows: per layer the keys of another kind of indexer, `[num_slots, 1, index_dim]`, which are rotated as the
             layer's keys; None if the layer has none, empty if no layer has any.
         windows: the layers whose rows are in a second pool; None if there is one pool.
+        num_scaled: of scaled latent rows, the FP8 values of each: these, a float32 scale for each `SCALED_TOGETHER` of
+            them, and the rotary part in bfloat16. A splice copies the first two as they are; 0 for all other rows.
     """
 
     kind: PoolKind
@@ -79,6 +81,7 @@ class PoolView:
     index: tuple[Tensor, ...] = ()
     index_rows: tuple[Tensor | None, ...] = ()
     windows: WindowRows | None = None
+    num_scaled: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -117,10 +120,25 @@ class PoolView:
                 yield rows, slots
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, ...]:
-        """The rows of `slots` in one of the layers, in float64: keys and values, or the latent rows."""
+        """The rows of `slots` in one of the layers, in float64: keys and values, or the latent rows without scales."""
         # By bytes, because FP8 has no gather on every device.
         rows = (buffer.view(torch.uint8)[self._slots_in(layer, slots)] for buffer in self._buffers(layer))
+        if self.num_scaled:
+            return tuple(map(self._unscaled, rows))
         return tuple(part.view(self.dtype).to(torch.float64) for part in rows)
+
+    @property
+    def read_rope_offset(self) -> int:
+        """First dimension of the rotary part in what `read` returns."""
+        return self.num_scaled or self.rope_offset
+
+    def _unscaled(self, rows: Tensor) -> Tensor:
+        values, scales, rotary = rows.split(
+            (self.num_scaled, self.num_scaled // SCALED_TOGETHER * 4, 2 * self.rope_dim), dim=-1
+        )
+        wide = values.contiguous().view(torch.float8_e4m3fn).to(torch.float64).unflatten(-1, (-1, SCALED_TOGETHER))
+        latent = wide * scales.contiguous().view(torch.float32).to(torch.float64).unsqueeze(-1)
+        return torch.cat((latent.flatten(-2), rotary.contiguous().view(torch.bfloat16).to(torch.float64)), dim=-1)
 
     def _buffers(self, layer: int) -> tuple[Tensor, ...]:
         return (self.keys[layer], self.values[layer]) if self.values else (self.keys[layer],)
@@ -167,12 +185,18 @@ def _view_one(kv_pool: object) -> PoolView:
         raise UnsupportedError(_refusal(kv_pool))
     pool = cast(_Pool, kv_pool)
     _refuse_layout(pool)
+    values: tuple[Tensor, ...]
     try:
         num_slots, page_size, start_layer = pool.size + pool.page_size, pool.page_size, pool.start_layer
-        if kind is PoolKind.MLA:
+        num_scaled = pool.kv_lora_rank if getattr(pool, "dsa_kv_cache_store_fp8", False) else 0
+        if num_scaled:
+            rope_dim, values = pool.qk_rope_head_dim, ()
+            keys = _scaled(pool, num_slots)
+            rope_offset = keys[0].shape[-1] - rope_dim if keys else 0
+        elif kind is PoolKind.MLA:
             rope_offset, rope_dim = pool.kv_lora_rank, pool.qk_rope_head_dim
             keys = _typed(pool, pool.kv_buffer, (num_slots, 1, rope_offset + rope_dim))
-            values: tuple[Tensor, ...] = ()
+            values = ()
         else:
             rope_offset, rope_dim = 0, pool.head_dim
             keys = _typed(pool, pool.k_buffer, (num_slots, pool.head_num, pool.head_dim))
@@ -191,6 +215,7 @@ def _view_one(kv_pool: object) -> PoolView:
         rope_dim=rope_dim,
         start_layer=start_layer,
         index=index,
+        num_scaled=num_scaled,
     )
 
 
@@ -264,6 +289,9 @@ _KEEP_ALL_ROWS: Final = "start with --disable-hybrid-swa-memory, which keeps all
 OTHER_ROWS: Final = Refused("no kernel rotates them", "start with --kv-cache-dtype auto or fp8_e4m3")
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
+SCALED_TOGETHER: Final = 128
+"""Values of a scaled row that have one scale."""
+SCALED_OTHERWISE: Final = "use --kv-cache-dtype bfloat16"
 _FP8: Final = "use --kv-cache-dtype auto or fp8_e4m3"
 _PLAIN_ROWS: Final = "unset SGLANG_USE_HND_KVCACHE and the layout flags"
 
@@ -295,11 +323,6 @@ PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], Refused], ...]] = (
     ),
     ("index_kpool", (1,), Refused("a pooled index key belongs to several tokens, so it will never be moved")),
     ("index_page_size", (PAGE_TOKENS,), Refused("index keys must lie in pages of 64 tokens")),
-    (
-        "dsa_kv_cache_store_fp8",
-        (False,),
-        Refused("scaled FP8 rows with rotary parts in bfloat16 are not moved yet", "use --kv-cache-dtype bfloat16"),
-    ),
     (
         "layer_shard_enabled",
         (False,),
@@ -385,6 +408,19 @@ def _typed(pool: _Pool, buffers: list[Tensor], shape: tuple[int, ...]) -> tuple[
         if buffer.element_size() != pool.dtype.itemsize:
             raise ContractError(f"KV pool {name}: layer {layer} stores {buffer.dtype} for rows of {pool.dtype}.")
     return tuple(buffer if buffer.dtype == pool.dtype else buffer.view(pool.dtype) for buffer in buffers)
+
+
+def _scaled(pool: _Pool, num_slots: int) -> tuple[Tensor, ...]:
+    """The buffers of scaled rows as bfloat16: a row's FP8 values and scales are an even number of bytes.
+
+    `quantize_k_cache_separate` of SGLang writes them.
+    """
+    row_bytes = pool.kv_lora_rank + pool.kv_lora_rank // SCALED_TOGETHER * 4 + 2 * pool.qk_rope_head_dim
+    for layer, buffer in enumerate(pool.kv_buffer):
+        if buffer.nbytes != num_slots * row_bytes or buffer.element_size() != 1 or not buffer.is_contiguous():
+            found = f"scaled FP8 rows of shape {tuple(buffer.shape)!r} in layer {layer} of {type(pool).__name__}"
+            raise UnsupportedError(Refused(f"rows must have {row_bytes} bytes", SCALED_OTHERWISE).line(found))
+    return tuple(buffer.view(torch.bfloat16) for buffer in pool.kv_buffer)
 
 
 def _index_pages(pool: _Pool) -> tuple[Tensor, ...]:

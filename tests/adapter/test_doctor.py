@@ -274,6 +274,7 @@ def test_features_that_are_refused(case: str, answers: dict[str, Answer]) -> Non
 
 _QWEN, _DEEPSEEK, _DSA, _GPT_OSS, _MEDIA = "Qwen3", "DeepSeek-V3", "DeepSeek-V3.2", "gpt-oss", "Qwen3-VL"
 _HOST, _PREFILL = "--enable-hierarchical-cache", "--disaggregation-mode prefill"
+_FILES = "--hicache-storage-backend file"
 _DP = "--tp-size 2 --dp-size 2 --enable-dp-attention"
 _DRAFT = "--speculative-algorithm EAGLE --speculative-draft-model-path DRAFT"
 _LORA = "--enable-lora --max-lora-rank 8 --lora-target-modules all"
@@ -314,12 +315,10 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
         (_QWEN, "--dp-size 2", _TELLS),
         (_QWEN, _DP, _TELLS),
     ],
-    "a store of HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT} --hicache-storage-backend file", {})],
-    "a store of HiCache with a sparse-attention indexer": [(_DSA, f"{_HOST} --hicache-storage-backend file", {})],
+    "a store of HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT} {_FILES}", {})],
+    "a store of HiCache with a sparse-attention indexer": [(_DSA, f"{_HOST} {_FILES}", {})],
     "HiCache with block-sparse attention": [("MiniMax-M3", _HOST, {})],
-    "--hicache-host-memory-mode": [
-        (_QWEN, f"{_HOST} --hicache-host-memory-mode buffer_only --hicache-storage-backend file", {})
-    ],
+    "--hicache-host-memory-mode": [(_QWEN, f"{_HOST} --hicache-host-memory-mode buffer_only {_FILES}", {})],
     "--hicache-mem-layout": [(_QWEN, f"{_HOST} --hicache-mem-layout page_head", {})],
     "--hicache-storage-backend": [
         (
@@ -571,6 +570,17 @@ def test_the_page_of_recipes_is_current(fresh: ProcessPoolExecutor) -> None:
     assert stated == {answer: counted[answer] for answer in ANSWERS}
     assert sum(stated.values()) > 90
     assert "SGLang itself" not in page
+
+
+def test_the_page_of_commands_is_current(fresh: ProcessPoolExecutor) -> None:
+    """Whoever writes it has asked of each command whether start-up would refuse it."""
+    page = fresh.submit(ask, {"commands": (["--commands"], "")}).result(280)["commands"].out
+    assert page == (ROOT / "sglang_pic/COMMANDS.md").read_text(), (
+        "run `sglang-pic doctor --commands > sglang_pic/COMMANDS.md`"
+    )
+    lines = [line for line in page.splitlines() if line.startswith("$ ")]
+    assert len(lines) == page.count("\n## ") > 30
+    assert all(" --radix-cache-backend pic" in line for line in lines)
 
 
 def test_readme_counts_recipes_as_their_page_does() -> None:

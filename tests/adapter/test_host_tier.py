@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from contextlib import ExitStack
 from itertools import chain
@@ -117,6 +118,37 @@ def test_rows_are_read_where_sglang_put_them(kind: str, layout: str, page_size: 
     assert_fetched_as_spliced(splicer, host_slots, slots)
     with pytest.raises(ValueError, match="max_shift=2048"):
         splicer.fetch(host_slots[:36], torch.arange(64, 100), torch.full((36,), 2_077))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scaled_rows_are_read_where_sglang_put_them(layout: str) -> None:
+    """128 FP8 values, a scale and 64 rotary values in bfloat16; `packed_fp8` in SGLang's words."""
+    row: dict[str, Any] = {"kv_lora_rank": 128, "qk_rope_head_dim": 64, "kv_cache_dim": 260, "index_head_dim": 128}
+    with get_parallel().override(attn_dcp_size=1):
+        pool = memory_pool.DSATokenToKVPool(
+            **row,
+            size=320,
+            page_size=64,
+            dtype=torch.float8_e4m3fn,
+            layer_num=LAYERS,
+            enable_memory_saver=False,
+            device="cpu",
+            skip_topk_layers=[False] * LAYERS,
+        )
+    for buffer in pool.kv_buffer:
+        buffer.copy_(torch.randint(256, buffer.shape, dtype=torch.uint8))
+        buffer[..., 132:] = torch.randn(len(buffer), 1, 64).to(torch.bfloat16).view(torch.uint8)
+    common: dict[str, Any] = {"pin_memory": False, "device_capacity_tokens": 320, "start_layer": 0}
+    common |= {"end_layer": LAYERS - 1, "target_layer_num": LAYERS, "override_kv_cache_dim": 260}
+    host = MLATokenToKVPoolHost(pool.get_device_pool_infos()[0].buffer_info, 3.0, 0, 64, layout, **common)
+    rope = RopeParams(inv_freq=10_000.0 ** (-torch.arange(32) / 32), rotary_dim=64, is_neox_style=True)
+    view = dataclasses.replace(view_pool(pool), index=())
+    assert (view.num_scaled, view.rope_offset) == (128, 66)
+    splicer = Splicer(view, RopeGeometry(tuple(range(LAYERS)), (rope,) * LAYERS, 2_048))
+    splicer.bind_host(view_host_pool(host, view))
+    slots, host_slots = torch.arange(128, 192), host.alloc(128)[-64:]
+    back_up([pool], host, host_slots, slots)
+    assert_fetched_as_spliced(splicer, host_slots, slots)
 
 
 def draft_of(pool: Any, splicer: Splicer) -> Any:

@@ -87,6 +87,37 @@ def test_index_keys_in_rows_turn_as_the_keys_of_their_layer() -> None:
         Splicer(narrow, read_geometry(wide, max_shift=1_024))
 
 
+def test_scaled_rows_turn_in_their_rotary_part_alone() -> None:
+    """256 FP8 values, two scales and 16 rotary values in bfloat16 a row, as SGLang stores GLM-5's with --kv-cache-dtype
+    fp8_e4m3; values and scales keep their bytes, whatever these are."""
+    model, src, dst = Model(), 50 + torch.arange(NUM_TOKENS), 110 + torch.arange(NUM_TOKENS)
+    pool, width = model.pool, 256 + 2 * 4
+    pool.kv_lora_rank, pool.dtype, pool.dsa_kv_cache_store_fp8 = 256, torch.float8_e4m3fn, True
+    random = torch.Generator().manual_seed(2)
+    pool.kv_buffer = [torch.randint(256, (192, 1, width + 2 * 16), dtype=torch.uint8, generator=random) for _ in "123"]
+    keys = torch.randn(NUM_TOKENS, 1, 16, generator=random).to(torch.bfloat16)
+    for buffer in pool.kv_buffer:
+        buffer[src, :, width:] = keys.view(torch.uint8)
+    before = [buffer[src, :, :width].clone() for buffer in pool.kv_buffer]
+    splicer = Splicer(view_pool(pool), model.geometry)
+    splicer.splice(src, dst, torch.full((NUM_TOKENS,), 345))
+    positions = torch.full((NUM_TOKENS,), 345)
+    for layer, buffer, raw in zip(model.model.layers, pool.kv_buffer, before, strict=True):
+        assert torch.equal(buffer[dst, :, :width], raw)
+        turned = layer.rotary_emb.forward_native(positions, keys.float(), keys.float())[1]
+        assert relative_l2(buffer[dst, :, width:].view(torch.bfloat16), turned) < 1e-2
+    latent = torch.linspace(-3, 3, 256).expand(NUM_TOKENS, 256)
+    for buffer in pool.kv_buffer:
+        scales = latent.unflatten(1, (2, 128)).abs().amax(2) / 448
+        values = (latent / scales.repeat_interleave(128, 1)).to(torch.float8_e4m3fn)
+        buffer[dst, 0, :256], buffer[dst, 0, 256:width] = values.view(torch.uint8), scales.view(torch.uint8)
+    (read,) = splicer.view.read(0, dst)
+    assert relative_l2(read[:, 0, :256], latent) < 0.05
+    assert torch.equal(
+        read[..., splicer.rotary_part(0)].float(), pool.kv_buffer[0][dst, :, width:].view(torch.bfloat16).float()
+    )
+
+
 def _turned(change: Callable[[RopeParams], RopeParams]) -> Callable[[IndexRope], IndexRope]:
     return lambda form: dataclasses.replace(form, rope=change(form.rope))
 
@@ -122,7 +153,10 @@ def _pool(**attributes: object) -> models.DSATokenToKVPool:
     [
         (_pool(index_kpool=4), "index_kpool=4: a pooled index key belongs to several tokens"),
         (_pool(index_page_size=1), "index_page_size=1: index keys must lie in pages of 64"),
-        (_pool(dsa_kv_cache_store_fp8=True), "dsa_kv_cache_store_fp8=True: .*--kv-cache-dtype bfloat16"),
+        (
+            _pool(dsa_kv_cache_store_fp8=True),
+            "scaled FP8 rows of shape .*: rows must have .* --kv-cache-dtype bfloat16",
+        ),
         (models.DSATokenToKVPool(shared=(0, 1)), "1 layers of index keys in the KV pool and 2 with an indexer"),
         (models.MLATokenToKVPool(), "0 layers of index keys in the KV pool and 2 with an indexer"),
     ],

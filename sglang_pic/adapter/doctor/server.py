@@ -158,10 +158,6 @@ def _refused_pool(context: Any, view: Any, dtype: torch.dtype) -> str | None:
         return "use_hnd other than False"
     if post_capture_kv_sizing_planned(context.server_args):
         return "post_capture_active other than False"
-    kernels = {view.dsa_prefill_backend, view.dsa_decode_backend}
-    # SGLang's rule for rows with scales (`calculate_mla_kv_cache_dim`), which asks a running server.
-    if context.is_dsa and dtype == torch.float8_e4m3fn and "trtllm" not in kernels and kernels != {"tilelang"}:
-        return "dsa_kv_cache_store_fp8 other than False"
     return None
 
 
