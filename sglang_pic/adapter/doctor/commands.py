@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,9 +107,10 @@ def _command(family: Family, recipe: Recipe, config: Mapping[str, Any]) -> Comma
         flags, facts = _facts(folder, flags, recipe.card)
         if facts is None:
             return None
-        given = [flag for flag in flags if flag.startswith("--hicache") or flag == _HICACHE[0]]
-        hicache = " ".join(given)
-        if not given and _facts(folder, [*flags, *_HICACHE], recipe.card)[1] is not None:
+        hicache = ""
+        if _HICACHE[0] in flags:
+            hicache = " ".join(re.findall(r"--(?:enable-hierarchical-cache|hicache-\S+ \S+)", " ".join(flags)))
+        elif _facts(folder, [*flags, *_HICACHE], recipe.card)[1] is not None:
             hicache = " ".join(_HICACHE)
     return Command(
         family=family.name,

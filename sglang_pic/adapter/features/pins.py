@@ -25,7 +25,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.media import tokens_of
-from sglang_pic.adapter.serve.options import FIRM, RequestOptions, Skills
+from sglang_pic.adapter.serve.options import FIRM, Skills
 from sglang_pic.adapter.serve.rows import WindowRows
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.sglang.hooks import hook
@@ -255,7 +255,8 @@ class Pins(Feature):
             self._series.add(ENDED, value=refused.value)
             return
         space, tokens = Namespace(req.extra_key, req.cache_salt), tokens_of(req, length)
-        data, info = tokens.tobytes(), _describe(key, tokens, req.pic.options)
+        data, options = tokens.tobytes(), req.pic.options
+        info = msgspec.structs.replace(_describe(key, tokens), priority=options.pin_priority, ttl_s=options.pin_ttl_s)
         ends_at = inf if info.ttl_s is None else self._now() + info.ttl_s
         # NOTE: locked before the older pin of this name is released, so that rows of both are always protected. If
         # anything fails from here on, each lock belongs to a pin.
@@ -333,15 +334,9 @@ def _tokens(data: bytes) -> Tokens:
     return np.frombuffer(data, dtype="<i4")
 
 
-def _describe(key: tuple[Namespace, str], tokens: Tokens, options: RequestOptions) -> PinInfo:
+def _describe(key: tuple[Namespace, str], tokens: Tokens) -> PinInfo:
     space, name = key
     digest = hashlib.sha256(msgspec.json.encode([*space, tokens.tolist()])).hexdigest()[:16]
     return PinInfo(
-        name=name,
-        tokens=len(tokens),
-        digest=digest,
-        extra_key=space.extra_key,
-        has_salt=bool(space.cache_salt),
-        priority=options.pin_priority,
-        ttl_s=options.pin_ttl_s,
+        name=name, tokens=len(tokens), digest=digest, extra_key=space.extra_key, has_salt=bool(space.cache_salt)
     )
