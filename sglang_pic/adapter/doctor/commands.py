@@ -96,8 +96,16 @@ def _candidates(
     yield from ((each, configs[each.model]) for each in ours)
     for card in _CARDS:
         flags = " ".join(family.flags_on(card))
-        plain = {"kind": "cookbook", "source": family.source, "model": "MODEL", "server": flags}
-        yield Recipe(name="SGLang's cookbook", cards=card.upper(), card=card, **plain), family.config
+        recipe = Recipe(
+            name="SGLang's cookbook",
+            kind="cookbook",
+            source=family.source,
+            model="MODEL",
+            cards=card.upper(),
+            card=card,
+            server=flags,
+        )
+        yield recipe, family.config
 
 
 def _command(family: Family, recipe: Recipe, config: Mapping[str, Any]) -> Command | None:
