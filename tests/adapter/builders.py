@@ -64,7 +64,8 @@ def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: 
         **dict.fromkeys(unset),
         **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "output_ids": [], "cached_tokens": 0},
         **{"prefix_len": 0, "extend_end": len(ids), "retracted_stain": False, "return_hidden_states": False},
-        **{"host_hit_length": 0, "return_logprob": False, "logprob_start_len": -1, "rid": "r"},
+        **{"host_hit_length": 0, "cached_tokens_host": 0, "cached_tokens_storage": 0},
+        **{"return_logprob": False, "logprob_start_len": -1, "rid": "r"},
         "pic": RequestState(RequestOptions()),
         "sampling_params": SimpleNamespace(custom_params=None if asked is None else {"pic": asked}),
     }

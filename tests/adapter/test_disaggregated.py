@@ -21,7 +21,7 @@ from sglang_pic.adapter.serve import frontend
 from sglang_pic.adapter.serve import receive as reception
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
-from sglang_pic.core import ReusePolicy
+from sglang_pic.core import DropReason, ReusePolicy
 from sglang_pic.errors import ConfigError
 from tests.adapter.builders import hooks_of, request, request_state
 
@@ -118,8 +118,8 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     buffers.set_buf(req)
     own = buffers.cached_tokens[2].clone()
     hooked[_SENT](None, buffers, req)
-    assert own[disaggregation._COUNTS].tolist() == [-1] * 4, "places that SGLang leaves empty"
-    assert buffers.cached_tokens[2, :12].tolist() == own[:12].tolist()
+    assert own[disaggregation._COUNTS].tolist() == [-1] * 5, "places that SGLang leaves empty"
+    assert buffers.cached_tokens[2, :11].tolist() == own[:11].tolist()
     there = request(asked={})
     hooked[_RECEIVED](None, there)
     committed: list[object] = []
@@ -141,6 +141,17 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     shown = details({"device": 100, "host": 0}, None, there)
     ours = {"pic": 70_000, "pic_behind_change": 300, "pic_guarded": 20, "pic_inherited": 90}
     assert shown == {"device": 70_100, "host": 0, **ours}
+
+
+def test_the_reason_that_nothing_was_spliced_reaches_the_decode_server(hooked: dict[str, Callable[..., Any]]) -> None:
+    buffers, here, there = utils.MetadataBuffers(4, 8, torch.float32, 8), request(asked={}), request(asked={})
+    for req in (here, there):
+        req.pic, req.metadata_buffer_index = request_state(), 1
+    here.pic.counts.reasons[DropReason.TAIL] = 3
+    hooked[_SENT](None, buffers, here)
+    queue = SimpleNamespace(metadata_buffers=buffers)
+    hooked[_COMMITTED](lambda *_: None, queue, SimpleNamespace(req=there, metadata_buffer_index=1))
+    assert reception._details(None, None, there)["pic_reason"] == "tail"  # type: ignore[index]
 
 
 def test_counts_that_fail_end_no_server(

@@ -99,6 +99,38 @@ def test_what_splices_would_not_serve_is_computed(planning: Planning, fields: di
     assert asked_for(req) is None
     Accounting(series).count_admitted(req, None, planning.refusal(req), first_chunk=True)
     assert series.by_label(FALLBACKS) == {reason.value: 1}
+    details = _details(None, None, req)
+    assert details is not None
+    assert (details["pic"], details["pic_reason"]) == (0, reason.value)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "lost", "refusal", "num_spliced", "shown"),
+    [
+        ({DropReason.BELOW_MIN_RUN: 9, DropReason.TAIL: 1, DropReason.REORDERED: 2}, None, None, 0, "reordered"),
+        ({DropReason.BELOW_MIN_RUN: 9}, None, None, 0, "below_min_run"),
+        ({DropReason.TAIL: 3}, Fallback.MEMORY, None, 0, "memory"),
+        ({DropReason.TAIL: 3}, None, Fallback.SWITCHED, 0, "switched"),
+        # What was spliced needs no reason.
+        ({DropReason.TAIL: 3}, None, None, 100, None),
+        ({}, None, None, 0, None),
+    ],
+)
+def test_the_response_has_the_reason_that_nothing_was_spliced(
+    dropped: dict[DropReason, int],
+    lost: Fallback | None,
+    refusal: Fallback | None,
+    num_spliced: int,
+    shown: str | None,
+) -> None:
+    """Of the whole request if there is one, else of most runs; runs are too short beside any others."""
+    req, series = request(), Kept()
+    req.pic.last_plan = LastPlan(dropped, lost=lost)
+    Accounting(series).count_admitted(req, None, refusal, first_chunk=True)
+    req.pic.counts.chunk_hit = num_spliced
+    details = _details(None, None, req) or {}
+    assert details.get("pic_reason") == shown
+    assert all(series.by_label(FALLBACKS)[each.value] for each in (*dropped, *filter(None, (lost, refusal))))
 
 
 def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not() -> None:

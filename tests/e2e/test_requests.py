@@ -43,6 +43,10 @@ def test_shifted_text_is_a_chunk_hit_in_every_response(client: Client) -> None:
     assert details["pic"] > 200
     assert meta["cached_tokens"] == sum(details.get(source, 0) for source in ("device", "host", "storage"))
 
+    opted_out = client.post("/v1/chat/completions", _chat("Dawn. " + _BODY, custom_params={"pic": {"mode": "off"}}))
+    details = opted_out["sglext"]["cached_tokens_details"]
+    assert (details["device"], details["pic"], details["pic_reason"]) == (0, 0, "off")
+
 
 @pytest.mark.feature("requests that opt out")
 def test_strict_requests_never_meet_spliced_rows(client: Client) -> None:

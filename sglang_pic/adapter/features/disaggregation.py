@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
 from sglang_pic.adapter.namespace import OFF_LANE
 from sglang_pic.adapter.serve import receive as reception
+from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
@@ -30,7 +31,7 @@ from sglang_pic.core import ReusePolicy
 
 logger = logging.getLogger(__name__)
 
-_COUNTS: Final = slice(12, 16)
+_COUNTS: Final = slice(11, 16)
 """Places of our counts among the 16 numbers of a request; the contract checks that SGLang does not use 7 to 15."""
 
 
@@ -82,7 +83,9 @@ def _guarded(req: Any) -> Iterator[None]:
 def _send_counts(_: None, buffers: Any, req: Any) -> None:
     with _guarded(req):
         counts: Counts = req.pic.counts
-        sent = [counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited]
+        # 0 is no reason; both servers run one version.
+        reason = 0 if counts.reason is None else 1 + REASONS.index(counts.reason)
+        sent = [counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited, reason]
         buffers.cached_tokens[req.metadata_buffer_index, _COUNTS] = torch.tensor(sent, dtype=torch.int32)
 
 
@@ -94,7 +97,9 @@ def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) 
         with _guarded(req):
             counts: Counts = req.pic.counts
             sent = queue.metadata_buffers.cached_tokens[decode_req.metadata_buffer_index, _COUNTS].tolist()
-            counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited = sent
+            counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited, reason = sent
+            if reason:
+                counts.reasons[REASONS[reason - 1]] += 1
 
 
 def _ask_again(payload: dict[str, Any], req: Req) -> dict[str, Any]:

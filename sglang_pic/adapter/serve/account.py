@@ -145,13 +145,15 @@ class Accounting:
             cost: estimates the time that splices save.
         """
         state: RequestState = req.pic
-        if refusal is not None and not req.retracted_stain:
-            self.count_fallback(refusal)
         # A waiting request is planned at every attempt to admit it; only its last plan counts.
-        for reason, count in state.last_plan.dropped.items():
-            self.count_fallback(reason, count)
+        reasons = dict[Reason, int](state.last_plan.dropped.items())
         if state.last_plan.lost is not None:
-            self.count_fallback(state.last_plan.lost)
+            reasons[state.last_plan.lost] = 1
+        if refusal is not None and not req.retracted_stain:
+            reasons[refusal] = 1
+        for reason, count in reasons.items():
+            self.count_fallback(reason, count)
+        state.counts.reasons.update(reasons)
         if req.retracted_stain:
             return
         num_spliced, _, num_fetched, num_stored = state.count(plan)

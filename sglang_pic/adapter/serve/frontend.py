@@ -140,7 +140,7 @@ def _check(sampling_params: Any, extra_key: object, kv_hints: object = None) -> 
 
 
 def _with_chunk_hits(result: Any, details: dict[str, Any], *args: object, **kwargs: object) -> Any:
-    ours = {name: count for name, count in details.items() if name.startswith("pic")}
+    ours = {name: value for name, value in details.items() if name.startswith("pic")}
     return type(result)(**{**result.model_dump(), **ours}) if ours else None
 
 

@@ -98,9 +98,13 @@ def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:
 
 
 def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict[str, Any] | None:
-    """Show spliced tokens as parts of the device's and the host's, which SGLang and its benchmark add up."""
+    """Show spliced tokens as parts of the device's and the host's, which SGLang and its benchmark add up.
+
+    A request without cached tokens gets details only if there is a reason for it.
+    """
     counts: Counts = req.pic.counts
-    if result is None and not counts.guarded:
+    reason = counts.reason
+    if result is None and not counts.guarded and reason is None:
         return None
     storage = req.cached_tokens_storage + counts.stored
     host = req.cached_tokens_host + counts.fetched - counts.stored
@@ -115,4 +119,5 @@ def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict
         "pic_behind_change": counts.behind_change,
         "pic_guarded": counts.guarded,
         **({"pic_inherited": counts.inherited} if counts.inherited else {}),
+        **({"pic_reason": reason.value} if reason else {}),
     }

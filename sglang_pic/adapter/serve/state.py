@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.adapter.serve.rows import HostRows, OnDevice, Rows
 from sglang_pic.adapter.sglang.seams import Req
-from sglang_pic.core import DropReason, Exactness, Plan, Run, Span, Tokens, common_len
+from sglang_pic.core import DropReason, Exactness, Plan, Reason, Run, Span, Tokens, common_len
 
 
 class Counted(NamedTuple):
@@ -133,6 +134,20 @@ class Counts:
     """Approximate tokens of its first exact prefix match."""
     fields: set[Span] = field(default_factory=set)
     """The changed fields counted so far."""
+    reasons: Counter[Reason] = field(default_factory=Counter)
+    """Why it, or runs of it, were computed instead of spliced."""
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why nothing was spliced: a reason of the whole request, else of most runs; too short runs come last."""
+        if self.chunk_hit or not self.reasons:
+            return None
+
+        def weight(reason: Reason) -> tuple[bool, bool, int]:
+            is_whole = isinstance(reason, Fallback)
+            return is_whole, reason is not DropReason.BELOW_MIN_RUN, self.reasons[reason]
+
+        return max(self.reasons, key=weight)
 
 
 class SplicedRows(NamedTuple):

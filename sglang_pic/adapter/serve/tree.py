@@ -91,6 +91,7 @@ class PicRadixCache(UnifiedRadixCache):
         for req in reqs:
             req.pic.is_faulty = True
             req.pic.drop_plan()
+            req.pic.counts.reasons[reason] += 1
             if is_admitted:
                 self.accounting.undo(req)
         self.accounting.count_fallback(reason)
