@@ -1,10 +1,22 @@
-"""What verbs that take flags of SGLang's server have in common."""
+"""What several verbs have in common: flags of SGLang's server after `--`, secrets from the environment."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import Final
+
+API_KEY: Final = "SGLANG_PIC_API_KEY"
+"""The environment variable of the server's `--api-key`; other users of a machine can read the words of a command."""
+CACHE_SALT: Final = "SGLANG_PIC_CACHE_SALT"
+"""The environment variable of a namespace's `cache_salt`."""
+
+
+def secret(variable: str) -> str | None:
+    """The value of an environment variable; None if it is unset or empty."""
+    return os.environ.get(variable) or None
 
 
 def collect_after_dashes(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 A verb is a module of its own with `add_arguments(parser)` and `run(args) -> int`. The module is imported only when the
 user names its verb, so that `sglang-pic --help` needs neither torch nor SGLang.
-Exit codes: 0 ok, 1 a failed check or failed requests, 2 usage, 130 interrupted.
+Exit codes: 0 ok, 1 a failed check or failed requests, 2 usage, 130 interrupted. The help of a verb explains its own.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Verb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         module: does the job.
+        exits: what its exit codes mean, beyond those of every verb (`exits_of`).
         needs: modules that `run` imports whatever its arguments are, beyond the package's own dependencies.
         extras: the extras that install them.
     """
@@ -59,6 +60,7 @@ class Verb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     help: str
     description: str
     examples: tuple[str, ...]
+    exits: dict[int, str] = msgspec.field(default_factory=dict)
     needs: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
 
@@ -79,6 +81,11 @@ class VerbModule(Protocol):
         """
 
 
+_EXITS = {
+    EXIT_FAILED: "it could not be done; one line on stderr says why",
+    EXIT_USAGE: "an argument, a file or a setting is not allowed; nothing was done",
+    EXIT_INTERRUPTED: "interrupted",
+}
 VERBS = msgspec.toml.decode(Path(__file__).with_name("verbs.toml").read_bytes(), type=dict[str, Verb])
 
 
@@ -126,6 +133,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
+def exits_of(verb: Verb) -> dict[int, str]:
+    """The exit codes of a verb in ascending order, each with its meaning."""
+    return dict(sorted({**_EXITS, **verb.exits}.items()))
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The parser of a verb, with its arguments and its help.
+
+    Raises:
+        PicError: the verb's module cannot be imported.
+    """
+    _, parsers = _build_parser()
+    _describe(parsers[name], VERBS[name], _load(name))
+    return parsers[name]
+
+
 def _run(words: list[str]) -> int:
     parser, verb_parsers = _build_parser()
     if not words:
@@ -169,7 +192,8 @@ def _check_needs(name: str) -> None:
 def _describe(parser: argparse.ArgumentParser, verb: Verb, module: VerbModule) -> None:
     module.add_arguments(parser)
     parser.formatter_class = _FORMATTER
-    parser.epilog = "\n\n".join(part for part in (parser.epilog, _examples(verb.examples)) if part)
+    exits = "\n".join(["exit codes:", *(f"  {code:<4} {meaning}" for code, meaning in exits_of(verb).items())])
+    parser.epilog = "\n\n".join(part for part in (parser.epilog, exits, _examples(verb.examples)) if part)
 
 
 def _build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

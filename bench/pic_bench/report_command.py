@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from sglang_pic.errors import ConfigError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic report`."""
@@ -22,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
         0.
 
     Raises:
+        ConfigError: there is no such folder.
         BenchError: the folder is neither a finished comparison nor a run of tune or fidelity with records.
     """
     from pic_bench.compare import report as comparison
@@ -32,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     from pic_bench.tune.config import RUN
 
     folder: Path = args.folder
+    if not folder.is_dir():
+        raise ConfigError(f"{str(folder)!r}: no such folder; give one that `compare`, `fidelity` or `tune` wrote.")
     write: Callable[[Path], object] = comparison.write_all
     headline = comparison.headline
     if holds_run(folder, RUN):

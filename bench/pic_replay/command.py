@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 
 import msgspec
-from pic_traces.errors import OptionError, ReplayError, TraceError
+from pic_traces.errors import OptionError
 from pic_traces.session import JsonValue
 from pic_traces.source import TRACE_HELP
 
 from pic_replay.launch import run_replay
 from pic_replay.options import FlattenTools, ReplayOptions
 from pic_replay.records import Latency, ReplaySummary, load_summary
-
-DESCRIPTION = "Replay recorded LLM calls against a server and record where every prompt token came from."
+from sglang_pic.arguments import API_KEY, secret
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="unrelated requests first (default: 1)")
     parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="longest silence (default: 600)")
-    parser.add_argument("--api-key", metavar="KEY", help="sent as bearer token, never recorded")
     parser.add_argument("--force", action="store_true", help="replace the run that the folder has")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.epilog = f"environment:\n  {API_KEY}  the server's --api-key; never recorded"
 
 
 def options_from(args: argparse.Namespace) -> ReplayOptions:
@@ -71,27 +70,32 @@ def options_from(args: argparse.Namespace) -> ReplayOptions:
     given = {name: value for name, value in vars(args).items() if name in ReplayOptions.__struct_fields__}
     given["extra_body"] = _json_object("--extra-body", args.extra_body)
     given["custom_params"] = _json_object("--custom-params", args.custom_params)
+    given["api_key"] = secret(API_KEY)
     given["flatten_tools"] = FlattenTools(args.flatten_tools)
     return ReplayOptions(**given).check()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay, print the summary on stdout, and return 0, 1 (failed requests), 2 (usage) or 130 (interrupted)."""
+    """Replay, and print the summary; 0 when every call was answered, else 1.
+
+    Raises:
+        OptionError: an argument is not allowed, or the folder cannot be used.
+        TraceError: the trace cannot be read.
+        ReplayError: the server or the replay failed.
+        KeyboardInterrupt: the records so far stay in the folder.
+    """
+    options = options_from(args)
     try:
-        options = options_from(args)
         summary = load_summary(run_replay(options))
     except KeyboardInterrupt:
-        print(f"interrupted; the records so far are in {args.out}", file=sys.stderr)
-        return 130
-    except TraceError as error:
-        print(f"replay: {error}", file=sys.stderr)
-        return 1 if isinstance(error, ReplayError) else 2
+        print(f"sglang-pic: the records so far are in {args.out}", file=sys.stderr)
+        raise
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(summary)).decode())
     else:
         print(_render(summary, Path(args.out)))
     if summary.stopped:
-        print(f"replay: stopped early: {summary.stopped}", file=sys.stderr)
+        print(f"sglang-pic: stopped early: {summary.stopped}", file=sys.stderr)
     return 1 if summary.failed or summary.stopped else 0
 
 

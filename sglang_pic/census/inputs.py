@@ -41,9 +41,11 @@ def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     """Add an argument for every setting of the server's reuse policy."""
-    group = parser.add_argument_group("settings of the server", "set one to see what it would change")
+    group = parser.add_argument_group(
+        "settings of the server", "named as in its configuration; set one to see what it would change"
+    )
     for name, setting in settings_of(ReusePolicy).items():
-        flag = f"--{setting.short_name.replace('_', '-')}"
+        flag = f"--{name.replace('_', '-')}"
         text = f"{setting.description} Default: {setting.default}."
         if choices := get_args(setting.kind):
             group.add_argument(flag, dest=name, choices=choices, help=text)

@@ -8,19 +8,22 @@ from pathlib import Path
 
 import msgspec
 
+from sglang_pic.arguments import API_KEY, CACHE_SALT, secret
 from sglang_pic.client import Pin, Receipt, Skills
 from sglang_pic.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
+    parser.epilog = (
+        f"environment:\n  {API_KEY}     the server's --api-key\n"
+        f"  {CACHE_SALT}  the secret part of the skills' namespace"
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
-    shared.add_argument("--api-key", help="the server's --api-key")
     shared.add_argument("--model", default="default", help="the model's name, for servers that ask for it")
     shared.add_argument("--extra-key", help="the namespace of the skills")
-    shared.add_argument("--cache-salt", help="the secret part of the namespace")
     shared.add_argument(
         "--library",
         type=Path,
@@ -50,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     with Skills(
         args.base_url,
         model=args.model,
-        api_key=args.api_key,
+        api_key=secret(API_KEY),
         extra_key=args.extra_key,
-        cache_salt=args.cache_salt,
+        cache_salt=secret(CACHE_SALT),
         library=args.library,
     ) as skills:
         if args.action == "drop":

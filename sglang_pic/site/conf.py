@@ -96,6 +96,7 @@ Models <sglang_pic/MODELS>
 Recipes <sglang_pic/RECIPES>
 Commands <sglang_pic/COMMANDS>
 Reference <sglang_pic/REFERENCE>
+Command line <sglang_pic/CLI>
 Security <SECURITY>
 sglang_pic/site/client
 ```

@@ -178,7 +178,6 @@ def answers(
         "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
         "windows": on("h100", gpt_oss),
         "always plain": on("h100", gemma),
-        "config": on("h100", gqa, config='{"audit_rate": 7}'),
         "certificate": on("h100", gqa, config='{"certificate": "lost.json"}'),
         "certified": on("h100", known, "--dtype", "bfloat16", config='{"core": {"preset": "certified"}}'),
         "uncertified": on("h100", gqa, config='{"core": {"preset": "certified"}}'),
@@ -429,17 +428,10 @@ def test_a_draft_is_judged(answers: dict[str, Answer]) -> None:
     assert "NGRAM" not in {found["what"] for found in draft.found["findings"]}
 
 
-@pytest.mark.parametrize(
-    ("case", "line"),
-    [
-        ("config", r"SGLANG_PIC_CONFIG: audit_rate=7.*"),
-        ("sglang", r"SGLang itself refuses these arguments: --cp-strategy must be set .*"),
-    ],
-)
-def test_a_refusal_of_others_is_one_line_and_a_failed_check(case: str, line: str, answers: dict[str, Answer]) -> None:
-    (said,) = answers[case].found["refused"]
-    assert answers[case].code == 1
-    assert re.fullmatch(line, said)
+def test_a_refusal_of_sglangs_is_one_line_and_a_failed_check(answers: dict[str, Answer]) -> None:
+    (said,) = answers["sglang"].found["refused"]
+    assert answers["sglang"].code == 1
+    assert re.fullmatch(r"SGLang itself refuses these arguments: --cp-strategy must be set .*", said)
 
 
 @pytest.mark.parametrize(

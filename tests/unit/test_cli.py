@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_pic import __version__
-from sglang_pic.cli import EXTRAS, VERBS, Verb, main
+from sglang_pic.cli import EXTRAS, VERBS, Verb, exits_of, main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BODIES = {
@@ -54,7 +54,9 @@ def test_help_of_a_verb_has_its_notes_and_an_example(verb: str, capsys: pytest.C
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])
     assert stop.value.code == 0
-    assert capsys.readouterr().out.endswith(f"notes of the verb\n\nexample:\n  sglang-pic {verb} --code 3\n")
+    help_ = capsys.readouterr().out
+    assert help_.endswith(f"  130  interrupted\n\nexample:\n  sglang-pic {verb} --code 3\n")
+    assert "notes of the verb\n\nexit codes:\n" in help_
 
 
 @pytest.mark.parametrize(("verb", "code"), [("config", 2), ("trace", 1), ("import", 1)], indirect=["verb"])
@@ -110,6 +112,9 @@ def test_help_of_every_verb_loads_nothing_heavy(name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "[]\n")
     assert "example" in done.stdout
     assert VERBS[name].examples[0] in done.stdout
+    exits = exits_of(VERBS[name])
+    assert {0, 1, 2, 130} <= exits.keys()
+    assert all(f"\n  {code:<4} {meaning}\n" in done.stdout for code, meaning in exits.items())
 
 
 @pytest.mark.parametrize("name", [name for name, verb in VERBS.items() if verb.module.startswith("pic_")])
@@ -125,6 +130,42 @@ def test_a_generated_trace_without_the_other_distribution_says_what_to_install()
     done = python(WITHOUT_BENCH + run)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"sglang-pic: error: gen:random.+: pip install sglang-pic-bench\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "words", [["census", "none.jsonl"], ["export", "none.jsonl", "--to", "mooncake", "--out", "o"]]
+)
+def test_a_missing_file_is_usage_in_every_verb(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert re.fullmatch("sglang-pic: error: 'none.jsonl': no such file; .+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compare", "sample:agents", "--model", "nosuch", "--out", "o"], "--model='nosuch': no such folder; .+"),
+        (["report", "nosuch"], "'nosuch': no such folder; .+"),
+    ],
+)
+def test_what_is_not_there_is_said_before_a_server_starts(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert re.fullmatch(f"sglang-pic: error: {said}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("given", ["variable", "--env"])
+def test_the_doctor_refuses_a_bad_configuration_before_it_imports_sglang(given: str) -> None:
+    config = '{"audit_rate": 7}'
+    words = ["doctor", *(["--env", f"SGLANG_PIC_CONFIG={config}"] if given == "--env" else [])]
+    setup = f"os.environ['SGLANG_PIC_CONFIG'] = {config!r}; " if given == "variable" else ""
+    script = (
+        f"import os, sys; {setup}from sglang_pic.cli import main; code = main({words!r}); "
+        "sys.exit(99 if {'torch', 'sglang'} & set(sys.modules) else code)"
+    )
+    done = python(script)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("sglang-pic: error: SGLANG_PIC_CONFIG: audit_rate=7")
 
 
 def test_extras_are_those_of_the_package() -> None:

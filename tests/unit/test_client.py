@@ -329,5 +329,9 @@ def test_the_verb(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main(["skill", "ensure", "--base-url", URL]) == 0
     assert capsys.readouterr().out.startswith("refunds  36 tokens  ")
     assert [main(["skill", "drop", "refunds"]) for _ in range(2)] == [0, 1]
+    monkeypatch.setenv("SGLANG_PIC_API_KEY", "secret")
+    monkeypatch.setenv("SGLANG_PIC_CACHE_SALT", "ours")
+    assert main(["skill", "compile", "refunds", "refunds.md"]) == 0
+    assert (server.headers[-1]["Authorization"], server.bodies[-1]["cache_salt"]) == ("Bearer secret", "ours")
     assert main(["skill", "compile", "x", "missing.md"]) == 2
     assert "missing.md: cannot be read" in capsys.readouterr().err

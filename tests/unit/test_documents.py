@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the tables of what is supported read the kernels' pools")
 from pic_bench.compare.run_folder import load_scenes
-from pic_bench.pages.reference import OPERATE, PAGE, render
+from pic_bench.pages.reference import CLI, OPERATE, PAGE, render
 from pic_bench.report import study
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
@@ -28,7 +28,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("path", [PAGE, OPERATE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [PAGE, OPERATE, CLI], ids=lambda path: path.name)
 def test_generated_tables_are_up_to_date(path: Path) -> None:
     page = path.read_text()
     assert render(page) == page, "run `make reference`"

@@ -337,7 +337,8 @@ def test_a_missing_server_and_a_bad_trace_say_so(replay: Replay, tmp_path: Path)
 
 def command(fake: FakeServer, trace: str, out: Path, *more: str) -> list[str]:
     """The command line of a replay."""
-    return [sys.executable, "-m", "pic_replay", trace, "--base-url", fake.url, "--out", str(out), *more]
+    verb = "import sys; from sglang_pic.cli import main; sys.exit(main())"
+    return [sys.executable, "-c", verb, "replay", trace, "--base-url", fake.url, "--out", str(out), *more]
 
 
 def test_command_line(fake: FakeServer, tmp_path: Path) -> None:
@@ -345,10 +346,10 @@ def test_command_line(fake: FakeServer, tmp_path: Path) -> None:
     good = write_trace(tmp_path / "good.jsonl", {"a": ["one"]})
     bad = write_trace(tmp_path / "bad.jsonl", {"a": ["FAIL"]})
 
-    def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(argv, capture_output=True, text=True, env=ENV, timeout=60, check=False)
+    def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv, capture_output=True, text=True, env={**ENV, **env}, timeout=60, check=False)
 
-    done = run(*command(fake, good, tmp_path / "r1", "--json", "--api-key", "secret"))
+    done = run(*command(fake, good, tmp_path / "r1", "--json"), SGLANG_PIC_API_KEY="secret")
     assert done.returncode == 0
     assert json.loads(done.stdout)["completed"] == 1
     assert "1/1" in done.stderr
@@ -361,7 +362,7 @@ def test_command_line(fake: FakeServer, tmp_path: Path) -> None:
     assert run(*command(fake, bad, tmp_path / "r3", "--quiet")).returncode == 1
     done = run(*command(fake, good, tmp_path / "r4", "--sessions", "0"))
     assert done.returncode == 2
-    assert done.stderr == "replay: sessions=0: must be 1 or more.\n"
+    assert done.stderr == "sglang-pic: error: sessions=0: must be 1 or more.\n"
 
 
 def test_interrupt_keeps_what_was_done(fake: FakeServer, tmp_path: Path) -> None:
@@ -372,7 +373,7 @@ def test_interrupt_keeps_what_was_done(fake: FakeServer, tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert "interrupted; the records so far are in" in errors
+    assert "the records so far are in" in errors
     statuses = {key: record.status for key, record in by_call(tmp_path / "run").items()}
     assert statuses == {("a", 0): Status.OK, ("a", 1): Status.INTERRUPTED}
     summary = load_summary(tmp_path / "run")

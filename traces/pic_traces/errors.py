@@ -2,7 +2,7 @@
 
 TraceError        a trace, a tokenizer or a chat template cannot be read
 ├── LineError     one line of a log cannot be read; the lines around it can
-├── OptionError   an option of the replay, or its run folder, cannot be used
+├── OptionError   a word of the user's cannot be used: an option, a run folder, the name of a file
 └── ReplayError   a server or a replay failed, or what a replay wrote cannot be read
 """
 
@@ -27,7 +27,7 @@ class LineError(TraceError):
 
 
 class OptionError(TraceError, ValueError):
-    """An option of the replay, or its run folder, cannot be used; the message says what is allowed."""
+    """An option, a run folder or the name of a file cannot be used; the message says what is allowed."""
 
 
 class ReplayError(TraceError):

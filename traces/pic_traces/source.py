@@ -19,7 +19,7 @@ import msgspec
 from pic_traces.blocks import recognize_blocks
 from pic_traces.clock import set_clocks, split_clock
 from pic_traces.data import DATA
-from pic_traces.errors import TraceError
+from pic_traces.errors import OptionError, TraceError
 from pic_traces.lines import SUFFIXES
 from pic_traces.logs import Passed, read_logs
 from pic_traces.session import Session
@@ -77,7 +77,7 @@ def load(trace: str | Path, passed: Passed | None = None) -> Iterator[Session]:
     if stat.S_ISDIR(mode):
         return _load_folder(path, passed)
     if not stat.S_ISREG(mode):
-        raise TraceError(
+        raise OptionError(
             f"{name!r}: no such file; a path, - for stdin, sample:NAME or gen:NAME?key=value&... is allowed, "
             "clock: in front of any"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pic_traces.source import TRACE_HELP
 
 from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
 from sglang_pic.arguments import collect_after_dashes
+from sglang_pic.errors import ConfigError
 
 if TYPE_CHECKING:
     from pic_bench.compare.compare import Settings
@@ -57,6 +59,8 @@ def _settings(args: argparse.Namespace) -> Settings:
     from pic_bench.compare.compare import Settings
     from pic_bench.compare.run_folder import Config, make_scenes
 
+    if not (Path(args.model).is_dir() or re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", args.model)):
+        raise ConfigError(f"--model={args.model!r}: no such folder; a folder or a hub name ORG/NAME is allowed.")
     names = [name.strip() for name in args.arms.split(",") if name.strip()]
     server_args = [word for text in args.server_arg for word in shlex.split(text)] + args.server_args
     pic_config = read_pic_config(args.pic_config)

@@ -82,7 +82,8 @@ DEFAULT_POLICIES = (
 
 _SHUFFLED = re.compile(r"shuffled-[1-9][0-9]{0,3}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SETTINGS = {declared.short_name: declared for declared in settings_of(ReusePolicy).values()}
+_SETTINGS = settings_of(ReusePolicy)
+_SHORT = {declared.short_name: name for name, declared in _SETTINGS.items()}
 _TAKEN = ("full", "retest", "exact", "naive", "stale")
 
 
@@ -93,7 +94,9 @@ def spliced_arms(seams: Sequence[int]) -> list[Arm]:
 
 
 def parse_policy(text: str) -> Arm:
-    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64`; settings that are left out stay the server's.
+    """Read `NAME` or `NAME=seam_tokens:8,edit:notes`, with units or without (`seam:8`).
+
+    Settings that are left out stay the server's.
 
     Raises:
         ConfigError: naming the part, what is allowed and what to do.
@@ -104,11 +107,12 @@ def parse_policy(text: str) -> Arm:
     values: dict[str, Any] = {}
     for part in settings.split(",") if settings else []:
         key, _, value = part.partition(":")
+        key = _SHORT.get(key, key)
         if key not in _SETTINGS or not value:
             raise ConfigError(
                 f"--policy {text!r}: {part!r} must be one of {', '.join(_SETTINGS)}, a colon and its value."
             )
-        values[_SETTINGS[key].name] = value
+        values[key] = value
     try:
         policy = msgspec.convert(values := with_preset(values), ReusePolicy, strict=False)
     except msgspec.ValidationError as error:

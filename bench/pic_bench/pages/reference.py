@@ -1,4 +1,4 @@
-"""Writes the tables of `sglang_pic/REFERENCE.md`, the line on features of `OPERATE.md` and the board, from the code.
+"""Writes the tables of `REFERENCE.md` and `CLI.md`, the line on features of `OPERATE.md` and the board, from the code.
 
 `python -m pic_bench.pages.reference` (`make reference`). The text around the tables stands in the page itself.
 """
@@ -29,12 +29,14 @@ from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Level, Support
+from sglang_pic.cli import EXIT_INTERRUPTED, EXIT_USAGE, VERBS, exits_of, parser_of
 from sglang_pic.config import PicConfig
 from sglang_pic.core.settings import Setting, settings_of
 from sglang_pic.page_tables import fill_in, table
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")
+CLI: Final = PAGE.with_name("CLI.md")
 _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
 METRICS: Final = (
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages' tables and the board anew."""
     parser = argparse.ArgumentParser(prog="python -m pic_bench.pages.reference", description=__doc__.splitlines()[0])
     parser.parse_args(argv)
-    for page in (PAGE, OPERATE):
+    for page in (PAGE, OPERATE, CLI):
         page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
         print(page, file=sys.stderr)
     board.FILE.write_text(board.render(METRICS), encoding="utf-8")
@@ -151,6 +153,39 @@ def _features() -> str:
     return fill(bullet, 160, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
+def _exits() -> str:
+    """Of every verb what its codes mean beyond those that mean the same everywhere."""
+    codes = sorted({code for verb in VERBS.values() for code in exits_of(verb)} - {EXIT_USAGE, EXIT_INTERRUPTED})
+    rows = [(f"`{name}`", *(exits_of(verb).get(code, "") for code in codes)) for name, verb in VERBS.items()]
+    return table(("verb", *(f"`{code}`" for code in codes)), rows)
+
+
+def _verbs() -> str:
+    parts = []
+    for name, verb in VERBS.items():
+        examples = "\n".join(f"$ {line}" for line in verb.examples)
+        parts.append(f"## {name}\n\n{verb.description}\n\n```console\n{examples}\n```\n\n{_words(parser_of(name))}")
+    return "\n".join(parts)
+
+
+def _words(parser: argparse.ArgumentParser) -> str:
+    """The table of a parser's arguments, then those of its actions."""
+    rows, parts = [], []
+    formatter = parser._get_formatter()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            parts += [f"\n### {sub.prog.split(' ', 1)[1]}\n\n{_words(sub)}" for sub in action.choices.values()]
+        elif "--help" not in action.option_strings:
+            spelling = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+            values = f" {action.metavar or _choices(action)}" if action.option_strings and action.nargs != 0 else ""
+            rows.append((f"`{spelling}{values}`", formatter._expand_help(action) if action.help else ""))
+    return "".join([table(("argument", "meaning"), rows) if rows else "", *parts])
+
+
+def _choices(action: argparse.Action) -> str:
+    return "|".join(action.choices or [action.dest.upper()])
+
+
 def _named(entry: Support) -> str:
     return f"{entry.feature}: `{entry.what}`" if entry.feature and entry.what.startswith("--") else _code(entry.what)
 
@@ -182,6 +217,8 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "reasons": _reasons,
     "support": _support,
     "features": _features,
+    "exits": _exits,
+    "verbs": _verbs,
 }
 
 

@@ -22,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS, "model", "out")
     add_options(parser, Path(__file__).with_name("options.toml"))
     add_options(parser, OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")
-    parser.epilog = "exit status: 0 something is certified, 1 nothing is (or the run failed), 2 usage, 130 interrupted"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ def examine(
         variables: of the server's environment, beside those of this process.
 
     Raises:
-        ConfigError: the model cannot be read, or a flag is none of SGLang's.
+        ConfigError: the plugin's configuration is not allowed, the model cannot be read, or a flag is none of SGLang's.
     """
     with patch.dict(os.environ, variables or {}):
         found = _examine(model, flags, card)
@@ -62,12 +62,8 @@ def examine(
 def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findings:
     if model is None and flags:
         raise ConfigError(f"server flags {shlex.join(flags)!r}: name a MODEL before `--` to check them with.")
-    found, config = [*_packages()], PicConfig()
+    found, config = [*_packages()], load_config()
     refused: list[str] = []
-    try:
-        config = load_config()
-    except ConfigError as error:
-        refused.append(str(error))
     computed: list[str] = []
     changed: list[str] = []
     certificate: str | None = None

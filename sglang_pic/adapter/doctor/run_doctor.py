@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from unittest.mock import patch
 
 from sglang_pic.adapter.doctor.cards import CARDS
 from sglang_pic.arguments import collect_after_dashes
+from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError
 
 REFUSED = 1
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """Print what was found; 0 when a server would splice, 1 when it would not start, 3 when it would be prefix only.
 
     Raises:
-        ConfigError: the model cannot be read, or a flag is none of SGLang's.
+        ConfigError: the plugin's configuration is not allowed, the model cannot be read, or a flag is none of SGLang's.
     """
     if args.families:
         return _run_families(args)
@@ -82,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
         return _run_sglang(args)
     if len(args.card) > 1:
         raise ConfigError(f"--card {','.join(args.card)}: name one card, or add --families.")
+    # Before torch and SGLang are imported, which takes long.
+    with patch.dict(os.environ, dict(args.env)):
+        load_config()
     from sglang_pic.adapter.doctor.examine import examine
     from sglang_pic.adapter.doctor.findings import render, to_json
 
