@@ -31,6 +31,7 @@ MODEL_NAMES: dict[str, str] = {
     "tiny-qwen2.5-vl": "4-layer Qwen2.5-VL (M-RoPE, a vision tower of two layers), likewise",
     "tiny-gemma3": "4-layer Gemma 3 (windows of 48, two rotations) with seeded random weights, likewise",
     "tiny-gpt-oss": "4-layer gpt-oss (windows of 48, attention sinks, MoE, YaRN), for --dtype float32, likewise",
+    "tiny-qwen3-next": "4-layer Qwen3-Next (the gated delta rule in three layers, MoE) with recurrent state, likewise",
     "tiny-cohere2": "4-layer Command-R7B (windows of 48, no positions in its other layers), likewise",
 }
 

@@ -45,6 +45,9 @@ _CHUNK = 64
 _MIMO_HEAD_DIM = 48
 """Of queries and keys; values are as wide as in GQA."""
 
+_STATE_HEADS, _CONV_WIDTH = 4, 4
+"""Of the family with recurrent state: heads of its values, and inputs of its convolution."""
+
 _SHARPNESS = 2.0
 """Factor of the weights that make queries and keys; 1 keeps their variance."""
 
@@ -53,6 +56,9 @@ _CONFIDENCE = 3.0
 
 _BIAS = 0.1
 """Standard deviation of biases."""
+
+_FORGETTING = 4.0
+"""Standard deviation of what says how fast a head's state fades: some heads forget at once, some never."""
 
 _TIED = ("gemma3_text", "cohere2")
 _TIED_EMBEDDING = 1 / 64
@@ -267,6 +273,29 @@ _MINIMAX: Config = _COMMON | {
 }
 
 
+_QWEN3_NEXT: Config = _COMMON | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "decoder_sparse_step": 1,
+    # The last layer has full attention, the others the gated delta rule.
+    "full_attention_interval": _NUM_LAYERS,
+    "head_dim": _HEAD_DIM,
+    "linear_conv_kernel_dim": _CONV_WIDTH,
+    "linear_key_head_dim": _HEAD_DIM,
+    "linear_num_key_heads": _STATE_HEADS // 2,
+    "linear_num_value_heads": _STATE_HEADS,
+    "linear_value_head_dim": _HEAD_DIM,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": _EXPERT_SIZE,
+    "norm_topk_prob": True,
+    "num_experts": _NUM_EXPERTS,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": _NUM_KV_HEADS,
+    "partial_rotary_factor": 0.25,
+    "shared_expert_intermediate_size": _EXPERT_SIZE,
+}
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a random-weight model is made from."""
 
@@ -285,6 +314,7 @@ RECIPES: dict[str, Recipe] = {
     "tiny-qwen2.5-vl": Recipe(seed=20_266, config=_QWEN2_5_VL),
     "tiny-llama4": Recipe(seed=20_267, config=_LLAMA4),
     "tiny-minimax": Recipe(seed=20_268, config=_MINIMAX),
+    "tiny-qwen3-next": Recipe(seed=20_269, config=_QWEN3_NEXT),
 }
 
 MIMO: Final = Recipe(seed=20_266, config=_MIMO)
@@ -331,8 +361,8 @@ def _weight(draw: np.random.Generator, name: str, shape: tuple[int, ...], family
 
 
 def _norm(name: str, family: str) -> float:
-    """A norm's weight: Gemma multiplies by one more, and a tied embedding cannot sharpen logits."""
-    added = 1.0 if family == "gemma3_text" else 0.0
+    """A norm's weight: Gemma and Qwen3-Next multiply by one more, and a tied embedding cannot sharpen logits."""
+    added = 1.0 if family == "gemma3_text" or (family == "qwen3_next" and "linear_attn" not in name) else 0.0
     if family in _TIED and name == "model.norm.weight":
         return _CONFIDENCE / _TIED_EMBEDDING / math.sqrt(HIDDEN) - added
     return (_SHARPNESS if "q_norm" in name or "k_norm" in name else 1.0) - added
@@ -350,8 +380,10 @@ def _scale(name: str, shape: tuple[int, ...], family: str) -> float:
         return _TIED_EMBEDDING if family in _TIED else 1.0
     if "lm_head" in name:
         return _CONFIDENCE / math.sqrt(shape[-1])
-    if "sinks" in name or "bias" in name:
-        return 1.0 if "sinks" in name else _BIAS
+    if "dt_bias" in name:
+        return _FORGETTING
+    if "sinks" in name or "A_log" in name or "bias" in name:
+        return _BIAS if "bias" in name else 1.0
     if len(shape) == 5:
         return 1.0 / math.sqrt(math.prod(shape[1:]))
     # Experts of gpt-oss lie in one tensor, inputs before outputs.
@@ -455,6 +487,26 @@ def _gpt_oss(_config: Config, _index: int) -> Shapes:
     }
 
 
+def _qwen3_next(config: Config, index: int) -> Shapes:
+    experts = {name: shape for name, shape in _experts().items() if "shared_experts" not in name}
+    experts |= _mlp("mlp.shared_expert", _EXPERT_SIZE) | {"mlp.shared_expert_gate": (1, HIDDEN)}
+    if index == _NUM_LAYERS - 1:
+        # Beside each query stands the gate of what it reads.
+        attention = _gqa_attention() | {"q_proj": (2 * _NUM_HEADS * _HEAD_DIM, HIDDEN)}
+        return _weights(_layer(attention | {f"{part}_norm": (_HEAD_DIM,) for part in "qk"}) | experts)
+    keys, values = _STATE_HEADS // 2 * _HEAD_DIM, _STATE_HEADS * _HEAD_DIM
+    mixer: Shapes = {
+        "in_proj_qkvz.weight": (2 * keys + 2 * values, HIDDEN),
+        "in_proj_ba.weight": (2 * _STATE_HEADS, HIDDEN),
+        "conv1d.weight": (2 * keys + values, 1, _CONV_WIDTH),
+        "A_log": (_STATE_HEADS,),
+        "dt_bias": (_STATE_HEADS,),
+        "norm.weight": (_HEAD_DIM,),
+        "out_proj.weight": (HIDDEN, values),
+    }
+    return _weights(_layer({}) | experts) | {f"linear_attn.{name}": shape for name, shape in mixer.items()}
+
+
 def _qwen2_5_vl(_config: Config, _index: int) -> Shapes:
     attention = _gqa_attention()
     biases = {f"self_attn.{name}_proj.bias": attention[f"{name}_proj"][:1] for name in "qkv"}
@@ -472,6 +524,7 @@ _LAYERS: Final[dict[str, Callable[[Config, int], Shapes]]] = {
     "llama4": _llama4,
     "mimo_v2_flash": _mimo,
     "minimax_m2": _minimax,
+    "qwen3_next": _qwen3_next,
 }
 
 

@@ -6,6 +6,7 @@ signatures and layouts of what is replaced are SGLang's; states are `[num_slots,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,7 @@ _CHUNK: Final = 64
 def install() -> None:
     """Have SGLang's Qwen3-Next compute what is below; idempotent."""
     from sglang.kernels.ops.attention.fla.fused_norm_gate import FusedRMSNormGated
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
     from sglang.srt.models import qwen2_moe, qwen3_next
@@ -27,6 +29,8 @@ def install() -> None:
     TritonGDNKernel.supports_packed_decode = False
     TritonGDNKernel.extend = extend
     TritonGDNKernel.decode = decode
+    hybrid_linear_attn_backend.track_mamba_states_if_needed = track
+    hybrid_linear_attn_backend.track_mamba_states_all_layers = partial(track, dim=1)
     FusedRMSNormGated.forward = norm_gated
     qwen3_next.fused_qkvzba_split_reshape_cat = split_projections
     qwen2_moe.fused_gate_sigmoid_mul_add = add_gated
@@ -122,9 +126,10 @@ def delta_rule(
         state: `[num_heads, v_dim, k_dim]`, before the first token.
 
     Returns:
-        What is read, as `v`, and the state behind the last token.
+        What is read, as `v`, and the states before each chunk and behind the last token,
+        `[num_chunks + 1, num_heads, v_dim, k_dim]`.
     """
-    outputs = []
+    outputs, states = [], [state]
     for start in range(0, len(q), _CHUNK):
         # [num_heads, chunk, ...]
         queries, keys, values, decays, writes = (
@@ -141,7 +146,8 @@ def delta_rule(
         outputs.append(read.transpose(0, 1))
         rest = (total[:, -1:] - total).exp()[:, :, None]
         state = state * total[:, -1].exp()[:, None, None] + put.mT @ (keys * rest)
-    return torch.cat(outputs), state
+        states.append(state)
+    return torch.cat(outputs), torch.stack(states)
 
 
 def extend(
@@ -156,18 +162,20 @@ def extend(
     cache_indices: torch.Tensor,
     query_start_loc: torch.Tensor,
     **_: object,
-) -> tuple[torch.Tensor, None, None]:
+) -> tuple[torch.Tensor, None, torch.Tensor]:
+    """New tokens of each sequence; also the states before each of their chunks, from which SGLang keeps one."""
     queries, keys = _normed(q[0], k[0], v.shape[2])
-    outputs = torch.zeros_like(v[0])
+    outputs, before = torch.zeros_like(v[0]), [ssm_states[:0]]
     bounds = query_start_loc.tolist()
     for start, end, slot in zip(bounds, bounds[1:], cache_indices.tolist(), strict=False):
         if end > start:
             span = slice(start, end)
-            read, state = delta_rule(
+            read, states = delta_rule(
                 queries[span], keys[span], v[0, span].float(), g[0, span], beta[0, span], ssm_states[slot].float()
             )
-            outputs[span], ssm_states[slot] = read.to(v.dtype), state.to(ssm_states.dtype)
-    return outputs[None], None, None
+            outputs[span], ssm_states[slot] = read.to(v.dtype), states[-1].to(ssm_states.dtype)
+            before.append(states[:-1].to(ssm_states.dtype))
+    return outputs[None], None, torch.cat(before)[None]
 
 
 def decode(
@@ -194,6 +202,24 @@ def decode(
     states = states + put[..., None] * keys[:, :, None, :]
     ssm_states[slots] = states.to(ssm_states.dtype)
     return (states @ queries[..., None])[..., 0].to(v.dtype)[None]
+
+
+def track(
+    conv_states: torch.Tensor,
+    ssm_states: torch.Tensor,
+    cache_indices: torch.Tensor,
+    mamba_track_mask: torch.Tensor,
+    mamba_track_indices: torch.Tensor,
+    batch_size: int,
+    check_freed_slots: bool = False,
+    *,
+    dim: int = 0,
+) -> None:
+    """Copy what is kept of the masked sequences to the slots that track them; `dim` of the states is that of slots."""
+    rows = mamba_track_mask[:batch_size].nonzero().flatten()
+    for states in (conv_states, ssm_states):
+        copied = states.index_select(dim, cache_indices[rows].long())
+        states.index_copy_(dim, mamba_track_indices[rows].long(), copied)
 
 
 def _normed(q: torch.Tensor, k: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -57,6 +57,39 @@ def test_new_tokens_are_read_and_written_as_by_transformers(lengths: list[int], 
     assert torch.equal(states[[0, 2, 4]], before[[0, 2, 4]])
 
 
+@pytest.mark.parametrize("lengths", CUTS)
+def test_the_states_before_each_chunk_are_those_of_shorter_passes(lengths: list[int]) -> None:
+    """SGLang numbers the chunks of a batch one sequence after the other."""
+    inputs, states = drawn(sum(lengths)), torch.randn(5, V_HEADS, V_DIM, K_DIM)
+    before, starts = states.clone(), [0, lengths[0], sum(lengths)]
+    *_, found = linear_state.extend(
+        None, **inputs, ssm_states=states, cache_indices=SLOTS, query_start_loc=torch.tensor(starts)
+    )
+    told = []
+    for start, length, slot in zip(starts, lengths, SLOTS, strict=False):
+        for done in range(0, length, 64):
+            short, other = {name: each[:, start : start + done] for name, each in inputs.items()}, before.clone()
+            linear_state.extend(
+                None, **short, ssm_states=other, cache_indices=slot[None], query_start_loc=torch.tensor([0, done])
+            )
+            told.append(other[slot])
+    assert torch.equal(found[0], torch.stack(told))
+
+
+def test_states_are_copied_to_the_slots_that_track_them() -> None:
+    conv, states = torch.randn(3, 5, 6, 3), torch.randn(3, 5, 2, 4, 4)
+    told = [each.clone() for each in (conv, states)]
+    for each in told:
+        each[:, 4] = each[:, 1]
+    where = SLOTS, torch.tensor([False, True]), torch.tensor([0, 4]), 2
+    alone = [each.clone() for each in (conv, states)]
+    linear_state.track(conv, states, *where, dim=1)
+    assert all(map(torch.equal, (conv, states), told))
+    for layer in range(3):
+        linear_state.track(alone[0][layer], alone[1][layer], *where)
+    assert all(map(torch.equal, alone, told))
+
+
 def test_a_step_is_a_pass_of_one_token() -> None:
     log, bias = torch.rand(V_HEADS), torch.randn(V_HEADS)
     a, b = torch.randn(2, V_HEADS), torch.randn(2, V_HEADS)
