@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Collection
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 from pic_traces.encode.encoded import Tokens
 
+from sglang_pic.core.checkpoints import Checkpoints
 from sglang_pic.core.trie import Node, Trie
 from sglang_pic.errors import ConfigError
 
@@ -88,12 +88,14 @@ class StateTree:
 
     Args:
         rules: the server's.
-        cuts: whether a prefill chunk also ends at each place of `serve`, so that a state is kept there and none is
-            lost for it; stock SGLang moves the chunk's state to one such place.
+        chooses: whether `Checkpoints` chooses where a state is kept, with a strategy that can.
     """
 
-    def __init__(self, rules: StateRules, *, cuts: bool = False) -> None:
-        self.rules, self._cuts = rules, cuts
+    def __init__(self, rules: StateRules, *, chooses: bool = False) -> None:
+        self.rules = rules
+        self._checkpoints: Checkpoints | None = None
+        if chooses and rules.strategy is Strategy.EXTRA_BUFFER:
+            self._checkpoints = Checkpoints(rules.grid, rules.chunked_prefill_size)
         self.num_kept = 0
         """States that were kept so far; those that were evicted count."""
         self._trie = Trie(None, OrderedDict(), itertools.count())
@@ -106,22 +108,22 @@ class StateTree:
         """How deep each state is, the least recently used first."""
         return [node.end for node in self._used.values()]
 
-    def serve(self, path: Tokens, prompt_len: int, places: Collection[int] = ()) -> StateHit:
+    def serve(self, path: Tokens, prompt_len: int) -> StateHit:
         """Match a prompt, compute the rest of it and the answer, and keep states on the way.
 
         Args:
             path: prompt and answer, `[num_tokens]`.
             prompt_len: tokens of the prompt, 1 or more.
-            places: positions in the prompt at which a tree that cuts keeps states.
         """
         hit = self._match(path[: prompt_len - 1])
         branch = hit.rows_len - hit.rows_len % self.rules.grid
-        wanted = sorted(place - place % self.rules.grid for place in (*places, branch)) if self._cuts else []
+        if self._checkpoints is not None:
+            own = branch if branch > hit.state_len else None
+            branch = self._checkpoints.choose(path[:prompt_len], hit.state_len, own) or 0
         at = hit.state_len
         while at < prompt_len:
             end = min(at + self.rules.chunked_prefill_size, prompt_len)
-            end = next((place for place in wanted if at < place < end), end)
-            if kept := self._tracked(at, end, 0 if self._cuts else branch):
+            if kept := self._tracked(at, end, branch):
                 self._keep(path[:kept])
             at = end
         # The last token of an answer is never computed.

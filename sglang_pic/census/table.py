@@ -54,7 +54,7 @@ _BOUND: _Columns = (
 _STATES: _Columns = (
     ("rows alone", lambda counts: _share(counts.prefix_tokens, counts.prompt_tokens)),
     ("with states", lambda counts: _share(_hybrid(counts).state_tokens, counts.prompt_tokens)),
-    ("states at forks, too", lambda counts: _share(_hybrid(counts).placed_tokens, counts.prompt_tokens)),
+    ("with checkpoints", lambda counts: _share(_hybrid(counts).placed_tokens, counts.prompt_tokens)),
     ("states kept", lambda counts: f"{_hybrid(counts).num_states:,} / {_hybrid(counts).num_placed_states:,}"),
 )
 _EDITS = {

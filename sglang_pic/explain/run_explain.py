@@ -108,7 +108,7 @@ def _print_losses(figures: Figures, rules: StateRules) -> None:
 
     counts = (figures.hybrid or HybridTally()).counts()
     held = f"A model with recurrent state hits {counts.state_tokens:,} of these {figures.prefix_tokens:,} prefix tokens"
-    more = f"with states at known forks {counts.placed_tokens:,}. The page's cards say it for each call."
+    more = f"with checkpoints {counts.placed_tokens:,}. The page's cards say it for each call."
     lines = losses(counts, figures.prompt_tokens, rules)
     print(as_text(f"{held}, {more}", "", *(line for text in lines for line in (text, ""))))
 

@@ -156,7 +156,7 @@ def test_what_a_hybrid_model_loses_is_said_of_all_calls_and_of_each(
     assert 0 < states < placed < rows
     assert "lost: the prompt parts from earlier ones where no state was kept" in printed
     notes = re.findall(r"Rows of [\d,]+ tokens were there, the state only at [\d,]+: [^\"]+", html_payload(out))
-    assert any("States at known forks: at " in note for note in notes)
+    assert any("With checkpoints: at " in note for note in notes)
     assert main(["explain", SAMPLE, "--out", str(tmp_path / "plain.html")]) == 0
     assert "recurrent state" not in capsys.readouterr().out
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sglang_pic.census.hybrid import Hybrid, HybridTally, Loss
 from sglang_pic.census.simulate import simulate
-from sglang_pic.census.states import StateRules, StateTree, Strategy
+from sglang_pic.census.states import StateHit, StateRules, StateTree, Strategy
 from sglang_pic.core import Tokens, common_len
 from sglang_pic.errors import ConfigError
 
@@ -23,8 +23,8 @@ def path(*parts: Tokens) -> Tokens:
     return np.concatenate(parts)
 
 
-def served(tree: StateTree, prompt: Tokens, answer_len: int = 1, places: tuple[int, ...] = ()) -> tuple[int, int]:
-    return tree.serve(path(prompt, np.full(answer_len, 9999, dtype=np.int32)), len(prompt), places)
+def served(tree: StateTree, prompt: Tokens, answer_len: int = 1) -> StateHit:
+    return tree.serve(path(prompt, np.full(answer_len, 9999, dtype=np.int32)), len(prompt))
 
 
 def test_states_lie_on_the_grid_of_a_chunk_and_of_an_answer() -> None:
@@ -44,15 +44,6 @@ def test_a_state_is_kept_where_the_second_prompt_parts_in_place_of_its_last_one(
     assert tree.depths == [1472, 448]
     assert served(tree, path(_HEAD[:500], _THIRD)) == (448, 500)
     assert served(tree, path(second, _THIRD)).state_len == 448
-
-
-def test_a_chunk_that_ends_at_a_fork_loses_no_state() -> None:
-    tree = StateTree(StateRules(), cuts=True)
-    served(tree, path(_HEAD[:500], _FIRST), places=(500,))
-    assert tree.depths == [448, 1472]
-    second = path(_HEAD[:500], _SECOND)
-    assert served(tree, second) == (448, 500)
-    assert served(tree, path(second, _THIRD)).state_len == 1472
 
 
 def test_without_a_buffer_states_are_where_passes_end_and_at_no_fork() -> None:
@@ -131,24 +122,24 @@ def test_a_tree_serves_what_a_list_serves(rules: StateRules, calls: list[tuple[l
 
 
 def test_a_fork_that_is_known_by_its_text_has_a_state_before_the_first_prompt_parts_there() -> None:
-    """Three tasks behind one head, the last two at a later hour."""
+    """Two tasks behind one head, and two at a later hour."""
     head = list(range(100, 170))
-    tasks = [list(range(at, at + 40)) for at in (200, 300, 400)]
-    calls = [([[hour], head, task], [7]) for hour, task in zip((20, 21, 21), tasks, strict=True)]
+    tasks = [list(range(at, at + 40)) for at in (200, 300, 400, 500)]
+    calls = [([[hour], head, task], [7]) for hour, task in zip((20, 20, 21, 21), tasks, strict=True)]
     hybrid = Hybrid(StateRules(mamba_chunk_size=4))
     outcomes = simulate(
         [("f", [session(str(number), [call]) for number, call in enumerate(calls)])], IdsEncoder(), config=CONFIG
     )
     *_, last = hits = [hybrid.observe(outcome) for outcome in outcomes]
-    assert [(hit.rows_len, hit.state_len) for hit in hits] == [(0, 0), (0, 0), (71, 0)]
+    assert [(hit.rows_len, hit.state_len) for hit in hits] == [(0, 0), (71, 0)] * 2
     assert (last.placed_len, last.num_lost, last.loss) == (68, 71, Loss.FORK)
     tally = HybridTally()
     for hit in hits:
         tally.add(hit)
     counts = tally.counts()
-    assert (counts.state_tokens, counts.placed_tokens, counts.lost_tokens) == (0, 68, 71)
-    assert counts.lost_by_cause == {"fork": 71}
-    assert (counts.num_states, counts.num_placed_states) == (3, 4)
+    assert (counts.state_tokens, counts.placed_tokens, counts.lost_tokens) == (0, 68, 142)
+    assert counts.lost_by_cause == {"fork": 142}
+    assert (counts.num_states, counts.num_placed_states) == (4, 4)
 
 
 def test_a_state_is_kept_where_the_next_turn_will_leave_the_prompt() -> None:
