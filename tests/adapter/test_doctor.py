@@ -536,7 +536,7 @@ def test_the_page_of_models_is_what_the_command_says(answers: dict[str, Answer])
 
 
 def test_the_matrix_names_the_versions_that_are_pinned() -> None:
-    """And SGLang in every version that has digests."""
+    """And SGLang in every version that has digests, as far as the contract of this commit is met there."""
     pins = dict(line.split("==") for line in (ROOT / "requirements-cpu.txt").read_text().split() if "==" in line)
     torch = re.search(r"^TORCH_VERSION := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert torch is not None
@@ -547,7 +547,7 @@ def test_the_matrix_names_the_versions_that_are_pinned() -> None:
     ):
         entry = find(area, what)
         assert entry is not None, what
-        assert entry.level.name == "TESTED"
+        assert entry.level.name == ("ADMITTED" if area is Area.SGLANG and what != BUILT_FOR else "TESTED")
     assert pins["sglang"] == BUILT_FOR
 
 
