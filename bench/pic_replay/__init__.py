@@ -6,7 +6,7 @@ and `users` import locust, and with it gevent's monkey patching. Nothing here kn
 
 from __future__ import annotations
 
-from pic_replay.launch import run_replay
+from pic_replay.launch import run_replay, run_replays
 from pic_replay.options import FlattenTools, ReplayOptions
 
-__all__ = ["FlattenTools", "ReplayOptions", "run_replay"]
+__all__ = ["FlattenTools", "ReplayOptions", "run_replay", "run_replays"]

@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -15,6 +18,7 @@ from pic_traces.errors import OptionError, ReplayError
 
 import pic_replay
 from pic_replay.options import ReplayOptions
+from pic_replay.turns import TURN
 
 RUN_FILES = ("config.json", "environment.json", "requests.jsonl", "summary.json", "replay.log")
 """What a replay writes into its run folder; it touches nothing else there."""
@@ -30,11 +34,14 @@ _LOG_TAIL = 15
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the replay's process reads from stdin; `progress_fd` is an inherited descriptor for the progress bar."""
+    """What the replay's process reads from stdin; the descriptors are inherited."""
 
     options: ReplayOptions
     command: list[str]
     progress_fd: int
+    """For the progress bar."""
+    turn_fds: tuple[int, int] | None = None
+    """The pipes of `Turns`, if it takes turns with other replays."""
 
 
 def run_replay(options: ReplayOptions) -> Path:
@@ -50,6 +57,28 @@ def run_replay(options: ReplayOptions) -> Path:
         ReplayError: the replay could not start or crashed; the message has the last lines of its log.
         KeyboardInterrupt: it was interrupted; what was done is in the run folder.
     """
+    (out,) = run_replays([options])
+    return out
+
+
+def run_replays(several: Sequence[ReplayOptions]) -> list[Path]:
+    """Replay as `run_replay` does, but several at once that take turns: one call of each after the other.
+
+    So whatever slows the machine slows all of them. Only the first one has a progress bar.
+
+    Args:
+        several: with several, each of one session at a time.
+
+    Raises:
+        OptionError, ReplayError, KeyboardInterrupt: as `run_replay`.
+    """
+    prepared = [_prepare(options) for options in several]
+    for options, code in zip(prepared, _run_processes(prepared), strict=True):
+        _check_end(Path(options.out), code)
+    return [Path(options.out) for options in prepared]
+
+
+def _prepare(options: ReplayOptions) -> ReplayOptions:
     options.check()
     out = _prepare_folder(Path(options.out).expanduser(), force=options.force)
     options = msgspec.structs.replace(options, out=str(out))
@@ -57,7 +86,10 @@ def run_replay(options: ReplayOptions) -> Path:
         (out / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(options.without_secrets())))
     except OSError as error:
         raise ReplayError(f"{out}: cannot be written: {error.strerror}.") from error
-    code = _run_process(options, out / "replay.log")
+    return options
+
+
+def _check_end(out: Path, code: int) -> None:
     if code == _INTERRUPTED:
         raise KeyboardInterrupt
     if code not in _COMPLETED or not (out / "summary.json").is_file():
@@ -67,7 +99,6 @@ def run_replay(options: ReplayOptions) -> Path:
         if code == EXIT_NO_DISK:
             raise ReplayError(f"{out}: cannot be written: {_why_full(out)}; the records there are not whole.")
         raise ReplayError(f"the replay crashed (exit code {code}); the end of {out / 'replay.log'}:\n{tail}")
-    return out
 
 
 def _why_full(out: Path) -> str:
@@ -96,36 +127,59 @@ def _prepare_folder(out: Path, *, force: bool) -> Path:
     return out.resolve()
 
 
-def _run_process(options: ReplayOptions, log_path: Path) -> int:
+def _run_processes(several: Sequence[ReplayOptions]) -> list[int]:
+    """The exit codes of a replay's process each; several form a ring of pipes, of which they inherit two each."""
+    with ExitStack() as stack:
+        ring = [os.pipe() for _ in several] if len(several) > 1 else []
+        try:
+            pairs = [(ring[i][0], ring[(i + 1) % len(ring)][1]) if ring else None for i in range(len(several))]
+            processes = [
+                stack.enter_context(_start(options, number, turn_fds))
+                for number, (options, turn_fds) in enumerate(zip(several, pairs, strict=True))
+            ]
+            for _, first in ring[:1]:
+                os.write(first, TURN)
+        finally:
+            for each in chain.from_iterable(ring):
+                os.close(each)
+        try:
+            return [process.wait() for process in processes]
+        except KeyboardInterrupt:
+            for process in processes:
+                process.send_signal(signal.SIGINT)
+            for process in processes:
+                process.wait()
+            return [_INTERRUPTED for _ in processes]
+        except BaseException:
+            for process in processes:
+                process.terminate()
+            raise
+
+
+def _start(options: ReplayOptions, number: int, turn_fds: tuple[int, int] | None) -> subprocess.Popen[bytes]:
     roots = {str(Path(package.__path__[0]).resolve().parent) for package in (pic_replay, pic_traces)}
     paths = [*sorted(roots), *filter(None, [os.environ.get("PYTHONPATH")])]
-    progress_fd = _dup_stderr()
+    progress_fd = os.open(os.devnull, os.O_WRONLY) if number else _dup_stderr()
     try:
-        job = Job(options=options, command=_command(options), progress_fd=progress_fd)
-        with log_path.open("wb") as log:
+        job = Job(options=options, command=_command(options), progress_fd=progress_fd, turn_fds=turn_fds)
+        with (Path(options.out) / "replay.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pic_replay.main"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                pass_fds=(progress_fd,),
+                pass_fds=(progress_fd, *(turn_fds or ())),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                # NOTE: a group of its own keeps the terminal's Ctrl-C from reaching it twice; it is passed on below.
+                # NOTE: a group of its own keeps the terminal's Ctrl-C from reaching it twice; it is passed on.
                 process_group=0,
             )
     finally:
         os.close(progress_fd)
-    with process:
-        try:
-            process.communicate(msgspec.json.encode(job))
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            return _INTERRUPTED
-        except BaseException:
-            process.terminate()
-            raise
-    return process.returncode
+    assert process.stdin is not None
+    # A process that has ended already says why in its log.
+    with suppress(BrokenPipeError), process.stdin as job_pipe:
+        job_pipe.write(msgspec.json.encode(job))
+    return process
 
 
 def _dup_stderr() -> int:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 import gevent
@@ -27,6 +28,7 @@ from pic_replay.options import FlattenTools, ReplayOptions
 from pic_replay.records import summarize
 from pic_replay.server import ServerInfo, ask_server, shows_tools
 from pic_replay.state import Replay, Target
+from pic_replay.turns import Turns
 
 _WARMUP_SEED = 20_261_121
 _WARMUP_TOKENS = 200
@@ -67,7 +69,8 @@ def _run(job: Job) -> int:
     target = Target(endpoint, info, options, _decide_flatten(options, endpoint, info, sessions))
     interrupted = False
     with (out / "requests.jsonl").open("wb") as records, os.fdopen(job.progress_fd, "w", closefd=False) as progress:
-        replay = Replay(target, sessions, records, progress)
+        turn = nullcontext if job.turn_fds is None else Turns(job.turn_fds).turn
+        replay = Replay(target, sessions, records, progress, turn)
         try:
             replay.warm_up(_warmup_calls(options.warmup))
             num_users = options.sessions if options.spread_s is None else len(sessions)

@@ -9,6 +9,7 @@ import http.client
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import IO, NamedTuple
 
 import msgspec
@@ -45,10 +46,23 @@ class Verdict(NamedTuple):
 
 
 class Replay:
-    """One run over a list of sessions. Used from greenlets of one thread, so it needs no locks."""
+    """One run over a list of sessions. Used from greenlets of one thread, so it needs no locks.
+
+    Args:
+        target: the server.
+        sessions: what to replay.
+        records_file: gets a line per request.
+        progress_file: gets the progress bar.
+        turn: surrounds each call, which counts as scheduled when its turn comes, if that is a moment.
+    """
 
     def __init__(
-        self, target: Target, sessions: list[Session], records_file: IO[bytes], progress_file: IO[str]
+        self,
+        target: Target,
+        sessions: list[Session],
+        records_file: IO[bytes],
+        progress_file: IO[str],
+        turn: Callable[[], AbstractContextManager[float | None]] = nullcontext,
     ) -> None:
         self.records: list[RequestRecord] = []
         self.stopped: str | None = None
@@ -61,6 +75,7 @@ class Replay:
         self._refused = 0
         self._file = records_file
         self._progress_file = progress_file
+        self._turn = turn
         self._bar: tqdm[object] | None = None
         self._on_end: Callable[[], None] = lambda: None
 
@@ -113,6 +128,10 @@ class Replay:
 
     def perform(self, call: Call, *, scheduled_at: float) -> None:
         """Send one call, wait for its end and keep its record; whatever ends the wait, the record is written."""
+        with self._turn() as came_at:
+            self._perform(call, scheduled_at if came_at is None else came_at)
+
+    def _perform(self, call: Call, scheduled_at: float) -> None:
         asked, body = self._ask(call, scheduled_at=scheduled_at, warmup=False)
         reply = StreamReply()
         verdict = Verdict(Status.INTERRUPTED)

@@ -221,8 +221,15 @@ class Replay:
 
     def __init__(self) -> None:
         self.asked: list[ReplayOptions] = []
+        self.groups: list[int] = []
+        """How many servers took turns in each replay."""
 
-    def __call__(self, options: ReplayOptions) -> Path:
+    def __call__(self, several: Sequence[ReplayOptions]) -> None:
+        self.groups.append(len(several))
+        for options in several:
+            self._leave(options)
+
+    def _leave(self, options: ReplayOptions) -> None:
         self.asked.append(options)
         folder, chunk_hit = Path(options.out), 0 if options.out.endswith("stock") else 600
         tokens = {"prefix_hit_tokens": 200, "chunk_hit_tokens": chunk_hit, "computed_tokens": 800 - chunk_hit}
@@ -230,7 +237,6 @@ class Replay:
         write_records(folder, records)
         summary = summarize(records, trace=options.trace, model="fake", planned=4)
         (folder / "summary.json").write_bytes(msgspec.json.encode(summary))
-        return folder
 
 
 def make_server(folder: Path, behaviour: str = "serve") -> Server:
@@ -360,12 +366,36 @@ def test_scenes_share_an_arms_server_and_no_rows(tmp_path: Path, capfd: pytest.C
     assert "[2/2] pic: 4 requests, 0 failed, 0 left out, replaying gen:random" in told
 
 
+def test_pairs_have_all_servers_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, traces = tmp_path / "run", ["clock:gen:random", "gen:random"]
+    settings, replay = _settings(out, ["stock", "pic"], traces, pairs=True), Replay()
+    runs = run_compare(settings, replay=replay)
+    assert replay.groups == [2, 2], "both arms of each scene"
+    assert [options.trace for options in replay.asked] == [traces[0], traces[0], traces[1], traces[1]]
+    assert len({options.base_url for options in replay.asked}) == 2
+    assert [run.summary.paired.computed_tokens_ratio for run in runs] == [pytest.approx(0.25)] * 2
+    assert [run.summary.arms["pic"].pic_counters for run in runs] == [{"sglang:pic_runs_total": 5.0}] * 2
+    assert "each call went to one after the other" in (out / "report.md").read_text()
+    order = re.findall(r"\] (\w+: (?:starting|.*replaying clock|.*stopped))", capfd.readouterr().err)
+    assert [line.split(":")[0] for line in order] == ["stock", "pic"] * 3
+
+
+def test_pairs_refuse_sessions_side_by_side(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args(["t", "--model", str(tmp_path), "--out", str(tmp_path), "--pairs", "--sessions", "2"])
+    with pytest.raises(ConfigError, match="--sessions 2: must be 1 with --pairs"):
+        command.run(args)
+
+
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def _settings(out: Path, arms: list[str], traces: Sequence[str] = ("gen:random",), *, force: bool = False) -> Settings:
-    scenes = make_scenes(traces, out, Config(trace=traces[0], model="fake-model", arms=arms))
+def _settings(
+    out: Path, arms: list[str], traces: Sequence[str] = ("gen:random",), *, force: bool = False, pairs: bool = False
+) -> Settings:
+    scenes = make_scenes(traces, out, Config(trace=traces[0], model="fake-model", arms=arms, pairs=pairs))
     return Settings(scenes=scenes, arms=build_arms(arms, server_args=[], pic_config=None), out=out, force=force)
 
 

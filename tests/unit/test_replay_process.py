@@ -20,7 +20,7 @@ from typing import Any
 import pic_replay
 import pic_traces
 import pytest
-from pic_replay import ReplayOptions, run_replay
+from pic_replay import ReplayOptions, run_replay, run_replays
 from pic_replay.pace import Pace
 from pic_replay.records import RequestRecord, Status, load_records, load_summary
 from pic_traces.errors import OptionError, ReplayError
@@ -220,6 +220,24 @@ def test_calls_of_a_session_run_in_order_with_recorded_history(fake: FakeServer,
     assert sorted(path.name for path in out.iterdir()) == files
     server = {"model": "fake", "is_sglang": True, "version": "0.5.23", "context_len": 300, "can_tokenize": True}
     assert json.loads((out / "environment.json").read_text())["server"] == server
+
+
+def test_replays_take_turns_and_the_longer_one_ends_alone(fake: FakeServer, tmp_path: Path) -> None:
+    traces = {"a": ["one", "two"], "b": ["three", "four", "five", "six"]}
+    several = [
+        ReplayOptions(
+            trace=write_trace(tmp_path / f"{name}.jsonl", {name: asked}),
+            base_url=fake.url,
+            out=str(tmp_path / name),
+            quiet=True,
+        )
+        for name, asked in traces.items()
+    ]
+    records = [load_records(out) for out in run_replays(several)]
+    sent = [body["messages"][-1]["content"] for body in fake.trace_calls()]
+    assert sent == ["one", "three", "two", "four", "five", "six"]
+    calls = sorted((r for some in records for r in some if not r.warmup), key=lambda r: r.sent_at or 0)
+    assert all(record.schedule_delay_s < PREFILL_S for record in calls), "waiting for a turn is no delay"
 
 
 def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, replay: Replay) -> None:

@@ -61,13 +61,18 @@ def _settings(args: argparse.Namespace) -> Settings:
 
     if not (Path(args.model).is_dir() or re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", args.model)):
         raise ConfigError(f"--model={args.model!r}: no such folder; a folder or a hub name ORG/NAME is allowed.")
-    names = [name.strip() for name in args.arms.split(",") if name.strip()]
+    kinds = [name.strip() for name in args.arms.split(",") if name.strip()]
     server_args = [word for text in args.server_arg for word in shlex.split(text)] + args.server_args
     pic_config = read_pic_config(args.pic_config)
-    arms = build_arms(names, server_args=server_args, pic_config=pic_config)
-    asked = {name: getattr(args, name) for name in ("model", "sessions", "limit_sessions", "limit_calls", "max_tokens")}
-    names = [arm.name for arm in arms]
-    config = Config(trace=args.traces[0], arms=names, server_args=server_args, pic_config=pic_config, **asked)
+    arms = build_arms(kinds, server_args=server_args, pic_config=pic_config)
+    asked = {
+        name: getattr(args, name)
+        for name in ("model", "sessions", "limit_sessions", "limit_calls", "max_tokens", "pairs")
+    }
+    if args.pairs and args.sessions != 1:
+        raise ConfigError(f"--sessions {args.sessions}: must be 1 with --pairs, which sends one call at a time.")
+    asked |= {"trace": args.traces[0], "arms": [arm.name for arm in arms], "server_args": server_args}
+    config = Config(**asked, pic_config=pic_config)
     return Settings(
         scenes=make_scenes(args.traces, args.out, config),
         arms=arms,

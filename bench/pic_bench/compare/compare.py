@@ -1,14 +1,18 @@
-"""Runs a comparison: every arm on a fresh server, which replays every trace, then the figures and the reports."""
+"""Runs a comparison: every arm on a fresh server, which replays every trace, then the figures and the reports.
+
+The servers run one after the other, or with `--pairs` at once: then each call goes to one after the other.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
-from pic_replay import ReplayOptions, run_replay
+from pic_replay import ReplayOptions, run_replays
 from pic_replay.records import load_records, load_summary
 from pic_traces import load
 from pic_traces.clock import split_clock
@@ -24,7 +28,7 @@ from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
 from sglang_pic.errors import BenchError
 
-Replay = Callable[[ReplayOptions], Path]
+Replay = Callable[[Sequence[ReplayOptions]], object]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +42,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
 
 
-def run_compare(settings: Settings, *, replay: Replay = run_replay) -> list[Run]:
+def run_compare(settings: Settings, *, replay: Replay = run_replays) -> list[Run]:
     """Run every arm, write the folder, and return what it says of every scene.
 
     Args:
-        replay: replays the trace and writes the records.
+        replay: replays a trace on servers that take turns, and writes the records of each.
 
     Raises:
         ConfigError: the folder cannot be used.
@@ -61,9 +65,10 @@ def run_compare(settings: Settings, *, replay: Replay = run_replay) -> list[Run]
     started_at = now()
     _write_configs(settings)
     arms: dict[str, dict[str, ArmSummary]] = {scene.name: {} for scene in settings.scenes}
-    for arm in settings.arms:
-        for scene, totals in zip(settings.scenes, _run_arm(settings, arm, replay), strict=True):
-            arms[scene.name][arm.name] = totals
+    at_once = [settings.arms] if settings.scenes[0].config.pairs else [[arm] for arm in settings.arms]
+    for together in at_once:
+        for scene, totals in zip(settings.scenes, _run_arms(settings, together, replay), strict=True):
+            arms[scene.name] |= totals
     for scene in settings.scenes:
         measured = Measured(
             trace=_trace(scene, settings.arms[0]),
@@ -93,30 +98,45 @@ def _say(settings: Settings, arm: Arm, message: str) -> None:
         print(f"[{number}/{len(settings.arms)}] {arm.name}: {message}", file=sys.stderr, flush=True)
 
 
-def _run_arm(settings: Settings, arm: Arm, replay: Replay) -> list[ArmSummary]:
-    """One server of the arm, which serves every scene; returns what it made of each."""
-    model, log = settings.scenes[0].config.model, arm_folder(settings.out, arm.name) / "server.log"
-    _say(settings, arm, "starting server ...")
-    summaries: list[ArmSummary] = []
-    counted: dict[str, float] = {}
-    with arm_server(model, arm, log, start_timeout_s=settings.start_timeout_s) as server:
-        state = f"server ready in {server.ready_after_s:.0f} s"
+def _run_arms(settings: Settings, arms: Sequence[Arm], replay: Replay) -> list[dict[str, ArmSummary]]:
+    """A server for each arm, which all run at once and serve every scene; returns what each made of each scene."""
+    scenes = list[dict[str, ArmSummary]]()
+    with ExitStack() as stack:
+        servers, states = dict[str, Server](), dict[str, str]()
+        for arm in arms:
+            log = arm_folder(settings.out, arm.name) / "server.log"
+            _say(settings, arm, "starting server ...")
+            server = arm_server(settings.scenes[0].config.model, arm, log, start_timeout_s=settings.start_timeout_s)
+            servers[arm.name] = stack.enter_context(server)
+            states[arm.name] = f"server ready in {server.ready_after_s:.0f} s"
+        counted = {arm.name: dict[str, float]() for arm in arms}
         for scene in settings.scenes:
-            _say(settings, arm, f"{state}, replaying {scene.config.trace}")
-            summary = _replay_scene(settings, scene, arm, server, replay, counted)
-            summaries.append(summary)
-            state = f"{summary.requests} requests, {summary.failed} failed, {summary.skipped} left out"
-    _say(settings, arm, f"{state}; server stopped")
-    return summaries
+            for arm in arms:
+                _say(settings, arm, f"{states[arm.name]}, replaying {scene.config.trace}")
+            _replay_scene(settings, scene, arms, servers, replay)
+            scenes.append({})
+            for arm in arms:
+                made = _summarize(scene, arm, servers[arm.name], counted[arm.name])
+                scenes[-1][arm.name] = made
+                states[arm.name] = f"{made.requests} requests, {made.failed} failed, {made.skipped} left out"
+    for arm in arms:
+        _say(settings, arm, f"{states[arm.name]}; server stopped")
+    return scenes
 
 
 def _replay_scene(
-    settings: Settings, scene: Scene, arm: Arm, server: Server, replay: Replay, counted: dict[str, float]
-) -> ArmSummary:
-    """Replay a scene into its arm's folder; `counted` are the server's counters, before and afterwards."""
+    settings: Settings, scene: Scene, arms: Sequence[Arm], servers: Mapping[str, Server], replay: Replay
+) -> None:
+    """Replay a scene into its arms' folders."""
+    with ExitStack() as stack:
+        for server in servers.values():
+            stack.enter_context(server.watch())
+        replay([_replay_options(settings, scene, arm, servers[arm.name].base_url) for arm in arms])
+
+
+def _summarize(scene: Scene, arm: Arm, server: Server, counted: dict[str, float]) -> ArmSummary:
+    """What an arm made of a scene; `counted` are the server's counters, before and afterwards."""
     folder = arm_folder(scene.folder, arm.name)
-    with server.watch():
-        replay(_replay_options(settings, scene, arm, server.base_url))
     try:
         metrics = server.get("/metrics")
     except OSError as error:

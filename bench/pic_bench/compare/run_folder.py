@@ -43,6 +43,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limit_sessions: int | None = None
     limit_calls: int | None = None
     max_tokens: int = 16
+    pairs: bool = False
+    """Whether the servers ran at once, and took each call in turns."""
 
 
 class ScenesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
