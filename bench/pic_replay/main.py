@@ -27,7 +27,7 @@ from pic_replay.launch import EXIT_CRASHED, EXIT_NO_DISK, EXIT_REFUSED, Job
 from pic_replay.options import FlattenTools, ReplayOptions
 from pic_replay.records import summarize
 from pic_replay.server import ServerInfo, ask_server, shows_tools
-from pic_replay.state import Replay, Target
+from pic_replay.state import Replay, Target, Turn
 from pic_replay.turns import Turns
 
 _WARMUP_SEED = 20_261_121
@@ -69,7 +69,7 @@ def _run(job: Job) -> int:
     target = Target(endpoint, info, options, _decide_flatten(options, endpoint, info, sessions))
     interrupted = False
     with (out / "requests.jsonl").open("wb") as records, os.fdopen(job.progress_fd, "w", closefd=False) as progress:
-        turn = nullcontext if job.turn_fds is None else Turns(job.turn_fds).turn
+        turn: Turn = nullcontext if job.turn_fds is None else Turns(job.turn_fds).turn
         replay = Replay(target, sessions, records, progress, turn)
         try:
             replay.warm_up(_warmup_calls(options.warmup))

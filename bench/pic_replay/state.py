@@ -28,6 +28,10 @@ from pic_replay.server import ServerInfo, count_prompt_tokens, too_long
 _GONE_AFTER = 3
 
 
+Turn = Callable[[], AbstractContextManager[float | None]]
+"""What surrounds a call; it may give the moment from which the call counts as scheduled."""
+
+
 class Target(NamedTuple):
     """The server and how prompts are put to it."""
 
@@ -53,7 +57,7 @@ class Replay:
         sessions: what to replay.
         records_file: gets a line per request.
         progress_file: gets the progress bar.
-        turn: surrounds each call, which counts as scheduled when its turn comes, if that is a moment.
+        turn: surrounds each call.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Replay:
         sessions: list[Session],
         records_file: IO[bytes],
         progress_file: IO[str],
-        turn: Callable[[], AbstractContextManager[float | None]] = nullcontext,
+        turn: Turn = nullcontext,
     ) -> None:
         self.records: list[RequestRecord] = []
         self.stopped: str | None = None

@@ -41,6 +41,8 @@ def roles(call: Call) -> str:
         ("litellm_payload.jsonl", ["system user", "system user assistant tool"], 2, [None, None]),
         ("claude_code.jsonl", ["user", "user assistant user", "user assistant user assistant tool"], 3, [25, 45, 78]),
         ("codex_rollout.jsonl", ["user", "user assistant tool"], 2, [None, None]),
+        ("proxy.har", ["system user", "system user assistant user"], 1, [31, None]),
+        ("vcr.yaml", ["system user", "system user assistant tool", "user", "system user"], 4, [58, 96, 10, 7]),
         ("mini_swe.traj.json", ["system user", "system user assistant user"], 2, [None, None]),
         ("mini_swe_v1.traj.json", ["system user", "system user assistant user"], 2, [None, None]),
         (
@@ -65,8 +67,28 @@ def test_a_format_is_read_from_a_real_file(
 def test_every_reader_has_its_file() -> None:
     """Those made by hand below have a format that is public, and no file at hand."""
     by_hand = {"OTel", "OpenHands", "Recorded", "Chat"}
-    of_files = {"SGLangLog", "LiteLLM", "ClaudeCode", "Codex", "Trajectory", "Responses"}
+    of_files = {"SGLangLog", "LiteLLM", "ClaudeCode", "Codex", "Trajectory", "Responses", "Har", "Vcr"}
     assert {kind.__name__ for kind in READERS} == by_hand | of_files
+
+
+def test_exchanges_of_one_conversation_are_one_session() -> None:
+    first, second = calls_of(LOGS / "proxy.har")
+    assert first.session_id == second.session_id
+    assert first.completion["content"] == "Four files."
+    sessions = [call.session_id for call in calls_of(LOGS / "vcr.yaml")]
+    assert sessions[0] == sessions[1]
+    assert len(set(sessions)) == 3
+
+
+def test_a_cassette_is_read_one_interaction_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for an interaction, not for the cassette."""
+    item = f"- request:\n    body: '{json.dumps(request('word ' * 40))}'\n  response: {{status: {{code: 500}}}}\n"
+    path = write(tmp_path / "log.yml", "---\nhttp_interactions:\n" + item * 20 + "recorded_with: VCR 6")
+    monkeypatch.setattr("pic_traces.lines._MAX_LINE_BYTES", 1000)
+    assert [call.completion for call in calls_of(path)] == [None] * 20
+    monkeypatch.setattr("pic_traces.lines._MAX_LINE_BYTES", 100)
+    with pytest.raises(TraceError, match="an interaction of more than 0 MiB"):
+        calls_of(path)
 
 
 def test_answers_of_sglang_are_paired_with_their_requests() -> None:
@@ -354,9 +376,11 @@ def test_events_of_openhands(tmp_path: Path) -> None:
         ({"text": "x", "sampling_params": {}}, "SGLang's /generate"),
         ({"trace": {}, "observations": []}, "a Langfuse export"),
         ({"eval": {}, "samples": []}, "an inspect_ai log"),
-        ({"log": {"version": "1.2", "entries": []}}, "a HAR file; .*jq"),
+        ({"log": {"version": "1.2", "entries": []}}, "HTTP exchanges without a call of a model"),
         ({"id": "a", "conversations": [{"from": "human", "value": "x"}]}, "a ShareGPT data set"),
-        ("interactions:\n- request:\n    body: x", "a VCR cassette"),
+        ("interactions:\n- request:\n    body: x", "HTTP exchanges without a call of a model"),
+        ("interactions:\n- request: &a {b: [*a, *a]}", "log: interaction 1: a VCR cassette with aliases"),
+        ("interactions:\n- request: {b: [", "log: interaction 1: bad YAML"),
         ("Timestamp,Model,Request tokens\n5,ChatGPT,472", "a table of lengths and times"),
         ("PK\x03\x04rest", "a zip archive .*inspect"),
         ("INFO: Received request chatcmpl-1: params: SamplingParams(n=1)", "vLLM's request log"),

@@ -13,10 +13,11 @@ from typing import IO, NamedTuple, cast
 
 import msgspec
 
+from pic_traces.cassettes import CASSETTE, items_of, parse_item
 from pic_traces.errors import LineError, TraceError
 from pic_traces.session import JsonValue, T
 
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".log", ".traj")
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".log", ".traj", ".har", ".yaml", ".yml")
 """Names of files that are read of a folder, plain or with `.gz` behind."""
 
 # What a line or an object takes unpacked; decoded it takes up to 24 times that (empty objects, which nobody records).
@@ -80,7 +81,9 @@ def read_lines(path: Path) -> Iterator[Line]:
     for magic, what, remedy in _OTHER_MAGIC:
         if first.startswith(magic):
             raise LineError(f"{path}", f"{what}, which is not read; {remedy}")
-    if _DOCUMENT.match(first) and not _begins_with_object(path):
+    if CASSETTE.match(first):
+        yield from _read_cassette(path)
+    elif _DOCUMENT.match(first) and not _begins_with_object(path):
         yield from _read_document(path)
     else:
         yield from _read_lines(path)
@@ -151,6 +154,19 @@ def _line(path: Path, number: int, raw: bytes) -> Line:
     if value is not None:
         return Line(path, number, f":{number}", value)
     return Line(path, number, f":{number}", {}, raw.decode(errors="replace").rstrip("\r\n"))
+
+
+def _read_cassette(path: Path) -> Iterator[Line]:
+    """The interactions of a VCR cassette in YAML, each parsed by itself and given as a cassette of its own."""
+    with _readable(path), _open(path) as file:
+        number = 1
+        try:
+            for item in items_of(file, _MAX_LINE_BYTES):
+                value: dict[str, JsonValue] = {"interactions": [parse_item(item, _MAX_LINE_BYTES)]}
+                yield Line(path, number, f": interaction {number}", value)
+                number += 1
+        except ValueError as error:
+            raise LineError(f"{path}: interaction {number}", str(error)) from error
 
 
 def _read_document(path: Path) -> Iterator[Line]:

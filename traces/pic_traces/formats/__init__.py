@@ -5,6 +5,7 @@ from __future__ import annotations
 from pic_traces.formats.chat import Chat
 from pic_traces.formats.claude_code import ClaudeCode
 from pic_traces.formats.codex import Codex
+from pic_traces.formats.exchanges import Har, Vcr
 from pic_traces.formats.litellm import LiteLLM
 from pic_traces.formats.openhands import OpenHands
 from pic_traces.formats.otel import OTel
@@ -16,7 +17,7 @@ from pic_traces.formats.sglang_log import SGLangLog
 from pic_traces.formats.trajectory import Trajectory
 
 READERS: tuple[type[Reader], ...] = (
-    SGLangLog, Recorded, LiteLLM, ClaudeCode, OpenHands, Codex, OTel, Trajectory, Chat, Responses,
+    SGLangLog, Recorded, LiteLLM, ClaudeCode, OpenHands, Codex, OTel, Har, Vcr, Trajectory, Chat, Responses,
 )  # fmt: skip
 """A format that could be taken for another stands before it."""
 

@@ -12,13 +12,13 @@ from pic_traces.session import JsonValue, as_type
 # Where loggers and proxies put the request (`body` is OpenAI's own batch format), and what was answered.
 _REQUESTS = (
     "body", "request", "request_body", "requestBody", "req", "payload", "json", "json_body", "data", "obj", "kwargs",
-    "parsed_body", "proxy_server_request", "postData", "raw_request", "original_request", "text", "content",
+    "parsed_body", "proxy_server_request", "postData", "raw_request", "original_request", "text", "content", "string",
 )  # fmt: skip
 _ANSWERS = (
     "response", "completion", "output", "result", "response_body", "responseBody", "resp", "raw_response",
     "original_response",
 )  # fmt: skip
-_INNER = ("body", "body_raw", "json", "data", "parsed_body", "content", "text", "response")
+_INNER = ("body", "body_raw", "json", "data", "parsed_body", "content", "text", "string", "response")
 _MAX_DEPTH = 3
 
 

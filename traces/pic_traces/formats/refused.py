@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pic_traces.formats.bodies import as_object, as_objects
+from pic_traces.formats.bodies import as_objects
 from pic_traces.formats.reader import Dict
 from pic_traces.lines import Line
 
@@ -35,14 +35,6 @@ _KNOWN: tuple[tuple[Callable[[Dict], bool], str], ...] = (
         f"an inspect_ai log; {_RECORD}, or write `samples[].events[].call.request` one a line",
     ),
     (
-        lambda value: "entries" in as_object(value.get("log")),
-        "a HAR file; write its bodies one a line: jq -c '.log.entries[].request.postData.text | fromjson' FILE",
-    ),
-    (
-        lambda value: bool({"interactions", "http_interactions"} & value.keys()),
-        "a VCR cassette; write the `body` of each `request` as one line of JSON",
-    ),
-    (
         lambda value: any("from" in turn for turn in as_objects(value.get("conversations"))),
         "a ShareGPT data set: texts without calls; `sglang.bench_serving` sends it, with --dataset-name sharegpt",
     ),
@@ -66,8 +58,6 @@ _KNOWN: tuple[tuple[Callable[[Dict], bool], str], ...] = (
 
 
 def _of_text(text: str) -> str:
-    if text.startswith(("interactions:", "http_interactions:")):
-        return "a VCR cassette (YAML); write the `body` of each `request` as one line of JSON"
     if text.lower().startswith("timestamp,"):
         return "a table of lengths and times: it has neither text nor blocks, and says nothing about reuse"
     if "Received request" in text and "SamplingParams" in text:
