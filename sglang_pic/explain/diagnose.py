@@ -1,7 +1,9 @@
 """What broke a call's prefix: the place, the text there before and after, and the cause.
 
 The rules that tell causes apart were made on recorded sessions of coding agents, role-playing agents and customer
-service; each rule names what it is for.
+service; each rule names what it is for. The numbers below are in tokens or shares of tokens. They were chosen on those
+sessions and the patterns of `tests/unit/test_explain_patterns.py`; `test_explain_held_out.py` has patterns of other
+words, sizes and places.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _MOVED_SHARE = 0.6
 # A prompt was compacted if it has at most this share of the agent's previous prompt, and that one was long.
 _COMPACTED_SHARE = 0.7
 _COMPACTED_FROM = 2_000
+# An agent keeps a history if its last prompt had this share of it in the cache.
+_CONTINUED_SHARE = 0.5
 # A note that moves is at most this long; a longer text is a document.
 _MAX_NOTE_TOKENS = 256
 # A removed block may leave a stub ("[old tool result cleared]"); in another session a stub would be another text.
@@ -46,7 +50,8 @@ _SHARED_TOKENS = 64
 _SHARED_SHARE = 0.1
 # Any two prompts of one template begin with about this many equal tokens.
 _TEMPLATE_TOKENS = 8
-# Changed values in front of this much text that stays the same are one task after another over the same document.
+# Changed values that begin within `_TASK_HEAD` tokens of a message, in front of `_TASK_SHARE` times as much text that
+# stays the same, are one task after another over the same document.
 _TASK_SHARE = 4
 _TASK_HEAD = 48
 # Text in the order of the earlier prompt, and this share of it in another order.
@@ -231,7 +236,7 @@ class Diagnoser:
         last = self._last.get(outcome.agent)
         before = 0 if last is None else len(last.encoded.tokens)
         # An agent whose last prompt continued nothing keeps no history: some agents ask afresh every time.
-        if last is None or before < _COMPACTED_FROM or last.prefix_len < 0.5 * before:
+        if last is None or before < _COMPACTED_FROM or last.prefix_len < _CONTINUED_SHARE * before:
             return False
         is_shorter = len(outcome.encoded.tokens) <= _COMPACTED_SHARE * before
         # A later break continues an earlier path of the same agent.
@@ -314,7 +319,8 @@ def _moved(place: _Place, step: Alignment | None) -> Cause | None:
     went_down = _is_in(old, new_rest) and not _is_in(old, old_rest)
     came_up = _is_in(new, old_rest) and not _is_in(new, new_rest)
     if went_down and step.new_len <= _MAX_STUB_TOKENS:
-        return Cause.REORDERED
+        is_note = place.is_same_session and step.old_len <= _MAX_NOTE_TOKENS
+        return Cause.MOVED if is_note and _is_in(old, place.new[prompt_len:]) else Cause.REORDERED
     if max(step.old_len, step.new_len) <= _FIELD_TOKENS:
         return None
     if (went_down and came_up) or (came_up and step.old_len <= _MAX_FOREIGN_STUB_TOKENS):
@@ -332,6 +338,10 @@ def _is_moved_note(place: _Place, theirs: _Seen) -> bool:
         return False
     message_end = next(part.end for part in place.outcome.encoded.parts if part.end > place.at)
     cut = message_end - place.at
+    opening = place.outcome.encoded.tokens[place.outcome.encoded.parts[-1].start]
+    # Of several messages: text was inserted in front of them.
+    if len(note) > _MAX_NOTE_TOKENS and (note == opening).sum() > 2:
+        return False
     if len(note) > _MAX_NOTE_TOKENS:
         # A longer text, such as what was retrieved, was at the end, and what begins alike is there again.
         return cut < len(place.new) and _begins_in(note, place.new[cut:]) and not _begins_in(note, place.new[:cut])
@@ -356,6 +366,9 @@ def _finer(place: _Place, step: Alignment | None, cause: Cause) -> Cause:
         return Cause.WINDOW
     passed, rest = place.old[: step.old_len + step.same_len], place.new[step.new_len + step.same_len :]
     part = next(part for part in parts if part.end > place.at)
+    is_front = part.role == "system" and place.at < _TASK_HEAD and not place.is_same_session
+    if cause is Cause.REPLACED and is_front:
+        return Cause.AGENT
     # In the last message, what is left may share documents in whatever order: they were retrieved anew.
     whole = place.old if part.role == "user" and part.end >= parts[-1].start else passed
     if cause is not Cause.FIELD and contained_share(rest, whole) >= _REORDERED_SHARE:

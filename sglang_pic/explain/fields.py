@@ -30,7 +30,11 @@ _ABOUT_ID = re.compile(
     r"(?:\b|_)(?:id|ids|uuid|guid|session|request|trace|nonce|token|hash|sha|commit|key|run)\b[\"'\s:=#(\[]*\Z",
     re.IGNORECASE,
 )
-# A value ends where text around it does.
+_CONTEXT_CHARS = 40
+"""Characters before a value in which a word may say what it is."""
+_CLOCK_CHARS = 24
+"""Characters on either side in which the rest of a clock may stand."""
+# A value ends where text around it does, or after 48 characters: a UUID has 36.
 _LEFT = re.compile(r"[^\s\"'`<>(){}\[\],;=|]{0,48}\Z")
 _VALUE = re.compile(r"[^\s\"'`<>(){}\[\],;=|]+")
 _RIGHT = re.compile(r"\A[^\s\"'`<>(){}\[\],;=|]{0,48}")
@@ -70,7 +74,7 @@ def cause_of(before: str, old: str, new: str, after: str) -> Cause | None:
     """`CLOCK`, `ID` or `COUNT` if such a value went from `old` to `new`, between `before` and `after`; else None."""
     values = [field_around(before, text, after) for text in (old, new)]
     # A word around the value says what it is: `now: 7`, `7 o'clock`.
-    context = before[-40:]
+    context = before[-_CONTEXT_CHARS:]
     stripped = [value.strip(" \n\t\"'`.,:;()[]{}<>") for value in values]
     if any(map(_CLOCK.search, values)) or _is_part_of_clock(before, old, new, after):
         return Cause.CLOCK
@@ -95,8 +99,8 @@ def _is_part_of_clock(before: str, old: str, new: str, after: str) -> bool:
     )
     if not bare or not (old.strip() or new.strip()):
         return False
-    head = before[-24:].rsplit("\n", 1)[-1]
-    tail = after[:24].split("\n", 1)[0]
+    head = before[-_CLOCK_CHARS:].rsplit("\n", 1)[-1]
+    tail = after[:_CLOCK_CHARS].split("\n", 1)[0]
     for text in (old, new):
         for found in _CLOCK.finditer(f"{head}{text}{tail}"):
             if found.start() < len(head) + len(text) and found.end() > len(head):
