@@ -71,7 +71,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--item", nargs="+", choices=names, metavar="NAME", help=f"only these: {', '.join(names)}")
     add("--dry-run", action="store_true", help="tiny sizes on a CPU, Triton interpreted: does everything run?")
-    add("--model", metavar="FOLDER", help="an 8B model for `defaults` and `latency` (default: dummy weights)")
+    model = "an 8B model for `defaults` and `latency` (default: dummy weights); one with recurrent state for `states`"
+    add("--model", metavar="FOLDER", help=model)
     add("--commit", help="the commit to record where the checkout has no git")
     limit = f"seconds an item may take (default: {LIMIT_S:.0f}; {_DRY_LIMIT_S:.0f} in a dry run)"
     add("--limit-s", type=at_least(0.1), metavar="S", help=limit)
