@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Final, get_args
 
 from pic_traces import Session, load
+from pic_traces.encode import model_folder
 from pic_traces.logs import Passed
 from pic_traces.source import TRACE_HELP
 from tqdm import tqdm
 
 from sglang_pic.census.outcome import Outcome
+from sglang_pic.census.state_config import ModelStates, model_states
 from sglang_pic.census.states import StateRules, Strategy
 from sglang_pic.core import CoreConfig, ReusePolicy, with_preset
 from sglang_pic.core.settings import settings_of
@@ -64,25 +66,31 @@ def add_state_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mamba-radix-cache-strategy",
         choices=[strategy.value for strategy in Strategy],
-        help="SGLang's auto chooses extra_buffer unless overlap is off and pages are 1 (default: extra_buffer)",
+        help="SGLang's auto chooses no_buffer where overlap is off and pages are 1, and for some models (default: what "
+        "it chooses for the model of --tokenizer, or extra_buffer)",
     )
     for name, text in _STATE_LENGTHS.items():
         default = getattr(StateRules(), name)
+        if name == "mamba_chunk_size":
+            default = f"as the model of --tokenizer, or {default}"
         group.add_argument(
             f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{text} (default: {default or 'no limit'})"
         )
 
 
 def state_rules_of(args: argparse.Namespace) -> StateRules | None:
-    """The rules for recurrent states from the arguments; None without --hybrid.
+    """The rules for recurrent states from the arguments and the model's configuration; None without --hybrid.
 
     Raises:
-        ConfigError: a value is not allowed, or a flag needs --hybrid.
+        ConfigError: a value is not allowed, the model's configuration cannot be read, or a flag needs --hybrid.
+        TraceError: there is no such model.
     """
     lengths = {name: value for name in _STATE_LENGTHS if (value := getattr(args, name)) is not None}
     strategy = args.mamba_radix_cache_strategy
     if args.hybrid:
-        return StateRules(strategy=Strategy(strategy or StateRules().strategy), **lengths)
+        model = ModelStates() if args.tokenizer is None else model_states(model_folder(args.tokenizer))
+        lengths = {"mamba_chunk_size": model.mamba_chunk_size, **lengths}
+        return StateRules(strategy=Strategy(strategy or model.strategy), **lengths)
     given = lengths | ({} if strategy is None else {"mamba_radix_cache_strategy": strategy})
     for name, value in given.items():
         raise ConfigError(f"--{name.replace('_', '-')}={value!r}: add --hybrid, which it belongs to.")
@@ -91,7 +99,7 @@ def state_rules_of(args: argparse.Namespace) -> StateRules | None:
 
 _STATE_LENGTHS: Final = {
     "chunked_prefill_size": "tokens of a prefill chunk, which has one state",
-    "mamba_chunk_size": "the model's, 64 for linear attention, 128 or more for Mamba-2",
+    "mamba_chunk_size": "tokens of a chunk of the model's states, 64 for linear attention, 128 or more for Mamba-2",
     "page_size": "tokens of a page",
     "mamba_track_interval": "tokens between the states of an answer",
     "max_states": "states that may be kept for prefixes: --max-mamba-cache-size without those of running requests",

@@ -103,7 +103,9 @@ def render(census: Census, config: CoreConfig, rules: StateRules | None = None) 
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)
     if rules is not None and told:
-        parts += _table("Prefix hits of a model with recurrent state", told, _STATES)
+        at = "where passes end" if rules.grid == 1 else f"at multiples of {rules.grid}"
+        title = f"Prefix hits of a model with recurrent state ({rules.strategy.value}, states {at})"
+        parts += _table(title, told, _STATES)
         for text in losses(_hybrid(census.total), census.total.prompt_tokens, rules):
             parts += [text, ""]
     return as_text(*parts, *_notes(census), *_words(told, config))

@@ -85,12 +85,25 @@ class _Client(Generic[_Http]):
         try:
             info = msgspec.json.decode(answer, type=_ServerInfo)
         except msgspec.DecodeError as error:
-            raise ServerError(
-                f"{self._url}/server_info shows no pins ({error}): start the server with --radix-cache-backend pic."
-            ) from error
+            raise self._no_pins(str(error)) from error
         mine = (self._namespace.get("extra_key"), bool(self._namespace.get("cache_salt")))
-        held = [pin for state in info.internal_states for pin in state.pic.pins.held]
+        held = [pin for state in info.internal_states for pin in self._held(state.pic)]
         return tuple(pin for pin in held if (pin.extra_key, pin.has_salt) == mine)
+
+    def _held(self, plugin: _Plugin) -> list[Pin]:
+        if plugin.pins is not None:
+            return plugin.pins.held
+        if plugin.prefix_only is None:
+            raise self._no_pins("no `pins` under `pic`")
+        raise ServerError(
+            f"{self._url} keeps no skills, because it reuses exact prefixes only ({plugin.prefix_only.reason}): put "
+            "the skill before all that changes in your prompts, and SGLang's prefix cache has it."
+        )
+
+    def _no_pins(self, why: str) -> ServerError:
+        return ServerError(
+            f"{self._url}/server_info shows no pins ({why}): start the server with --radix-cache-backend pic."
+        )
 
     def _drop(self, name: str) -> _Flow[bool]:
         found = any(pin.name == name for pin in (yield from self._list()))
@@ -249,8 +262,13 @@ class _Pins(msgspec.Struct):
     held: list[Pin]
 
 
+class _PrefixOnly(msgspec.Struct):
+    reason: str
+
+
 class _Plugin(msgspec.Struct):
-    pins: _Pins
+    pins: _Pins | None = None
+    prefix_only: _PrefixOnly | None = None
 
 
 class _State(msgspec.Struct):

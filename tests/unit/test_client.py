@@ -297,6 +297,9 @@ def test_what_goes_wrong_is_one_error(server: Server) -> None:
     for info in ({"internal_states": [{}]}, {"internal_states": [{"pic": {"audit": {}}}]}, {}):
         with pytest.raises(ServerError, match="start the server with --radix-cache-backend pic"):
             connect(lambda _, info=info: httpx.Response(200, json=info)).list()
+    prefix_only = {"internal_states": [{"pic": {"prefix_only": {"reason": "recurrent state"}, "modes": {}}}]}
+    with pytest.raises(ServerError, match=r"keeps no skills, .* prefixes only \(recurrent state\): put the skill"):
+        connect(lambda _: httpx.Response(200, json=prefix_only)).compile("refunds", "a skill")
 
 
 def test_the_same_with_asyncio(server: Server) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from census_fakes import CONFIG, IdsEncoder, session
@@ -9,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_pic.census.hybrid import Hybrid, HybridTally, Loss
+from sglang_pic.census.inputs import add_input_arguments, add_state_arguments, state_rules_of
 from sglang_pic.census.simulate import simulate
 from sglang_pic.census.states import StateHit, StateRules, StateTree, Strategy
 from sglang_pic.core import Tokens, common_len
@@ -187,3 +192,44 @@ def test_why_a_state_is_missing(rules: StateRules, calls: list[tuple[Tokens, int
 def test_what_sglang_refuses_is_refused(fields: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         StateRules(**fields)  # type: ignore[arg-type]
+
+
+def asked(*words: str) -> StateRules | None:
+    """The rules of a command line."""
+    parser = argparse.ArgumentParser()
+    add_input_arguments(parser)
+    add_state_arguments(parser)
+    return state_rules_of(parser.parse_args(["log.jsonl", *words]))
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "rules"),
+    [
+        (None, [], StateRules()),
+        ({"model_type": "llama"}, [], StateRules()),
+        ({"model_type": "nemotron_h", "chunk_size": 128}, [], StateRules(mamba_chunk_size=128)),
+        ({"model_type": "nemotron_h"}, ["--mamba-chunk-size", "64"], StateRules()),
+        ({"architectures": ["ZayaForCausalLM"]}, [], StateRules(strategy=Strategy.NO_BUFFER)),
+        ({"architectures": ["ZayaForCausalLM"]}, ["--mamba-radix-cache-strategy", "extra_buffer"], StateRules()),
+    ],
+)
+def test_what_the_user_leaves_out_is_the_models(
+    config: dict[str, object] | None, flags: list[str], rules: StateRules, tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    assert asked("--hybrid", "--tokenizer", str(tmp_path), *flags) == rules
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", r"config\.json: not a model's configuration"),
+        ('{"mamba_chunk_size": "many"}', r"config\.json: mamba_chunk_size='many': must be a number, 1 or more"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert asked("--tokenizer", str(tmp_path)) is None
+    with pytest.raises(ConfigError, match=said):
+        asked("--hybrid", "--tokenizer", str(tmp_path))

@@ -15,7 +15,7 @@ from pic_traces.errors import TraceError
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
-__all__ = ["EncodedCall", "Encoder", "Part", "Tokens", "load_encoder"]
+__all__ = ["EncodedCall", "Encoder", "Part", "Tokens", "load_encoder", "model_folder"]
 
 
 def load_encoder(tokenizer: str | None) -> Encoder:
@@ -31,12 +31,20 @@ def load_encoder(tokenizer: str | None) -> Encoder:
     """
     if tokenizer is None:
         return StandInEncoder()
+    folder = model_folder(tokenizer)
+    return TemplateEncoder(tokenizer, TextEncoder(load_tokenizer(folder)), load_chat_template(folder))
+
+
+def model_folder(tokenizer: str) -> Path:
+    """The folder that `load_encoder` reads for this name.
+
+    Raises:
+        TraceError: there is none.
+    """
     folder = Path(tokenizer).expanduser()
     if folder.name == "tokenizer.json":
         folder = folder.parent
-    if not folder.is_dir():
-        folder = _cached(tokenizer)
-    return TemplateEncoder(tokenizer, TextEncoder(load_tokenizer(folder)), load_chat_template(folder))
+    return folder if folder.is_dir() else _cached(tokenizer)
 
 
 def _cached(name: str) -> Path:
