@@ -71,10 +71,6 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """The backend for a server whose operator named none."""
         return ATTENTION_BACKEND
 
-    def support_mamba_cache_extra_buffer(self) -> bool:
-        """Whether a pass can keep a recurrent state from its middle."""
-        return True
-
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         """Whether the operators of an algorithm are there in plain PyTorch."""
         return algorithm in speculation.ALGORITHMS
