@@ -73,7 +73,7 @@ class _Prompt(NamedTuple):
 
 
 class Checkpoints:
-    """What is known of earlier prompts; of each prompt it is told once.
+    """Statistics of earlier prompts, by which `choose`, called once for each prompt, places its state.
 
     Args:
         grid: states lie at multiples of so many tokens.
