@@ -37,7 +37,7 @@ from tests.unit.test_certificate import SERVED
 
 LOSSES = {"full": 0.0, "exact": 1e-4, "naive": 1.0, "careful": 1e-3, "near-256": 2e-3, "tail-32": 4e-3, "no-tail": 0.02}
 VOCAB = 64
-REUSE = {"careful": 0.2, "near-256": 0.3, "balanced": 0.302, "tail-32": 0.36, "no-tail": 0.4, "most": 0.7}
+REUSE = {"careful": 0.2, "near-256": 0.3, "tail-64": 0.302, "tail-32": 0.36, "no-tail": 0.4, "most": 0.7}
 
 
 class Server(StandIn):
@@ -127,7 +127,7 @@ def test_the_ladder_is_climbed(tune: Tune, servers: list[Server], capsys: pytest
     shown = [name for name, verdict in verdicts.items() if verdict is Verdict.CERTIFIED]
     assert shown == ["careful", "near-256", "tail-32"]
     assert verdicts["no-tail"] in (Verdict.HOPELESS, Verdict.OVER)
-    assert [verdicts[name] for name in ("balanced", "most")] == [Verdict.UNTRIED] * 2, "gains too little, too late"
+    assert [verdicts[name] for name in ("tail-64", "most")] == [Verdict.UNTRIED] * 2, "gains too little, too late"
     assert (summary.naive.verdict, summary.exact.verdict) == (Verdict.OVER, Verdict.CONTROL)
     assert servers[0].passes == ["exact", "naive", "careful", "near-256", "tail-32", "no-tail"]
     serve, said, *_ = capsys.readouterr().out.splitlines()

@@ -17,7 +17,7 @@ from sglang_pic.core import CoreConfig
 LADDER: Final = (
     "careful=preset:careful",
     "near-256=near:256",
-    "balanced=preset:balanced",
+    "tail-64=preset:balanced",
     "tail-32=preset:balanced,tail:32",
     "no-tail=tail:0",
     "most=preset:most",
