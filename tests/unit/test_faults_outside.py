@@ -159,7 +159,7 @@ def test_a_server_that_dies_ends_the_replay_and_says_so(tmp_path: Path) -> None:
         server.kill()
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "replay: stopped early: the server is gone: 3 connections in a row failed" in said
+    assert "sglang-pic: stopped early: the server is gone: 3 connections in a row failed" in said
     assert "Traceback" not in said
     summary = load_summary(out)
     assert (summary.completed, summary.planned) == (1, 10)
