@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return server[1] if server else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty registry of Prometheus metrics in place of the process's own."""
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(prometheus, kind, partial(getattr(prometheus, kind), registry=registry))
+    return registry
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import ExitStack
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from sglang_pic.adapter.features import tenants
 from sglang_pic.adapter.metrics import Series
@@ -19,16 +16,6 @@ from tests.adapter.builders import Server, make_planning
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 LABELS = {"model_name": "m"}
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty registry in place of the process's own."""
-    prometheus = pytest.importorskip("prometheus_client")
-    registry = prometheus.CollectorRegistry()
-    for kind in ("Counter", "Gauge", "Histogram"):
-        monkeypatch.setattr(prometheus, kind, partial(getattr(prometheus, kind), registry=registry))
-    return registry
 
 
 def test_plans_the_index_and_tenants_are_exported(registry: Any) -> None:

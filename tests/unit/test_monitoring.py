@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,16 +114,6 @@ def test_alerts_are_raised_and_not_without_need(tmp_path: Path) -> None:
 
 
 LABELS = {"model_name": "m", "tp_rank": "0"}
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> object:
-    """An empty registry in place of the process's own."""
-    prometheus = pytest.importorskip("prometheus_client")
-    registry = prometheus.CollectorRegistry()
-    for kind in ("Counter", "Gauge", "Histogram"):
-        monkeypatch.setattr(prometheus, kind, partial(getattr(prometheus, kind), registry=registry))
-    return registry
 
 
 def samples(registry: object) -> dict[tuple[str, str | None], float]:

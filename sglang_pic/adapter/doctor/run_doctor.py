@@ -112,8 +112,7 @@ def _run_families(args: argparse.Namespace) -> int:
 
 
 def _run_recipes(args: argparse.Namespace) -> int:
-    if args.model is not None or args.server_args or args.env or args.card:
-        raise ConfigError("--recipes: takes no MODEL, --card, --env or server flags; each recipe has its own.")
+    _check_alone(args, "--recipes", "each recipe has its own")
     from sglang_pic.adapter.doctor.findings import to_json
     from sglang_pic.adapter.doctor.recipes import render_recipes, survey_recipes
 
@@ -124,8 +123,7 @@ def _run_recipes(args: argparse.Namespace) -> int:
 
 
 def _run_commands(args: argparse.Namespace) -> int:
-    if args.model is not None or args.server_args or args.env or args.card:
-        raise ConfigError("--commands: takes no MODEL, --card, --env or server flags; each command has its own.")
+    _check_alone(args, "--commands", "each command has its own")
     from sglang_pic.adapter.doctor.commands import choose_commands, render_commands
     from sglang_pic.adapter.doctor.findings import to_json
 
@@ -136,14 +134,18 @@ def _run_commands(args: argparse.Namespace) -> int:
 
 
 def _run_sglang(args: argparse.Namespace) -> int:
-    if args.model is not None or args.server_args or args.env or args.card:
-        raise ConfigError("--sglang: takes no MODEL, --card, --env or server flags; only source is read.")
+    _check_alone(args, "--sglang", "only source is read")
     from sglang_pic.adapter.doctor.findings import to_json
     from sglang_pic.adapter.doctor.other_sglang import check_other, render_other
 
     found = check_other(args.sglang)
     print(to_json(found) if args.json else render_other(found), end="")
     return 0 if found.starts else REFUSED
+
+
+def _check_alone(args: argparse.Namespace, flag: str, why: str) -> None:
+    if args.model is not None or args.server_args or args.env or args.card:
+        raise ConfigError(f"{flag}: takes no MODEL, --card, --env or server flags; {why}.")
 
 
 def _variable(text: str) -> tuple[str, str]:
