@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pic_platform import ATTENTION_BACKEND, block_sparse, gathering, host_tier, linear_state, sparse_index
+from pic_platform import ATTENTION_BACKEND, block_sparse, gathering, host_tier, linear_state, products, sparse_index
 from sglang_pic.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def register_backend() -> None:
     register_attention_backend(ATTENTION_BACKEND)(_create_backend)
     gathering.install()
     host_tier.install()
+    products.install()
     sparse_index.install()
     block_sparse.allow_pool()
 

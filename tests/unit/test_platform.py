@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pic_platform import slot_ops, torchvision_shim, tree_ops
+from pic_platform import products, slot_ops, torchvision_shim, tree_ops
 
 Patch = pytest.MonkeyPatch
 
@@ -41,6 +41,31 @@ def test_takes_a_cpu_unless_the_operator_chose(monkeypatch: Patch, chosen: dict[
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     assert platform.activate() == (platform.PLATFORM_CLASS if is_ours else None)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_many_rows_of_a_slow_dtype_are_multiplied_as_float32(has_bias: bool) -> None:
+    """And rounded once, as an accelerator does; few rows and other dtypes are left to torch."""
+    asked: list[torch.dtype] = []
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        asked.append(x.dtype)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    multiply = products.in_float32(linear, {torch.bfloat16})
+    weight, rows = torch.randn(24, 48), torch.randn(2, 40, 48)
+    bias = torch.randn(24) if has_bias else None
+
+    def product(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return multiply(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    many, few = product(rows, torch.bfloat16), product(rows[0, :3], torch.bfloat16)
+    assert asked == [torch.float32, torch.bfloat16]
+    assert many.dtype == few.dtype == torch.bfloat16
+    exact = torch.nn.functional.linear(
+        rows.bfloat16().float(), weight.bfloat16().float(), None if bias is None else bias.bfloat16().float()
+    )
+    assert torch.equal(many, exact.bfloat16())
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "torch_npu"])
