@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from sglang_pic.adapter.features import tenants
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.serve import forward, planning, publish
+from sglang_pic.adapter.serve import forward, frontend, planning, publish
 from sglang_pic.adapter.serve.forward import ForwardPath
 from tests.adapter.builders import Server, make_planning
 
@@ -68,3 +70,11 @@ def test_splices_are_timed_once_the_server_serves(registry: Any) -> None:
     for path.recover in (None, lambda *_, **__: None):
         path.move_rows(gap)
     assert registry.get_sample_value("sglang:pic_splice_seconds_count", LABELS) == 1
+
+
+@pytest.mark.parametrize("details", [None, [None], [{"device": 90, "pic": 70}]])
+def test_a_requests_span_has_what_its_response_has(details: Any) -> None:
+    """SGLang's own attributes stay, and SGLang's own parts of the prefix hit are no attributes."""
+    asked = {"gen_ai.request.id": "r"}
+    found = frontend._with_span_attributes(asked, None, None, SimpleNamespace(cached_tokens_details=details), 0)
+    assert found == ({**asked, "sglang.pic": 70} if details and details[0] else None)

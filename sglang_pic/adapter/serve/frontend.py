@@ -1,4 +1,4 @@
-"""The hooks on SGLang's front end: options in headers, HTTP 400 for bad ones, spliced tokens in OpenAI responses.
+"""The hooks on SGLang's front end: options in headers, HTTP 400 for bad ones, spliced tokens in responses and spans.
 
 They are installed in every process before the server's arguments are parsed, and do nothing unless the server runs the
 backend `pic`. The HTTP server's hooks are installed in processes that have one: when they make their tokenizer manager,
@@ -32,6 +32,7 @@ def install() -> None:
     hook(__name__, "TokenizerManager.generate_request", _take_headers)
     hook(__name__, "TokenizerManager._validate_one_request", _validate)
     hook(__name__, "MultiTokenizerRouter.__init__", _with_http_workers)
+    hook(__name__, "TokenizerManager.convert_to_span_attrs", _with_span_attributes)
     hook(__name__, "cached_tokens_details_from_dict", _with_chunk_hits)
 
 
@@ -140,8 +141,20 @@ def _check(sampling_params: Any, extra_key: object, kv_hints: object = None) -> 
 
 
 def _with_chunk_hits(result: Any, details: dict[str, Any], *args: object, **kwargs: object) -> Any:
-    ours = {name: value for name, value in details.items() if name.startswith("pic")}
+    ours = _ours(details)
     return type(result)(**{**result.model_dump(), **ours}) if ours else None
+
+
+def _with_span_attributes(
+    attributes: dict[str, Any], _manager: object, _state: object, received: Any, index: int
+) -> dict[str, Any] | None:
+    """Give a request's OpenTelemetry span what its response has; SGLang asks for it with `--enable-trace` only."""
+    details = received.cached_tokens_details[index] if received.cached_tokens_details else None
+    return {**attributes, **{f"sglang.{name}": value for name, value in _ours(details).items()}} if details else None
+
+
+def _ours(details: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in details.items() if name.startswith("pic")}
 
 
 def _allow_extra_fields() -> None:
