@@ -108,6 +108,7 @@ def test_what_splices_would_not_serve_is_computed(planning: Planning, fields: di
     ("dropped", "lost", "refusal", "num_spliced", "shown"),
     [
         ({DropReason.BELOW_MIN_RUN: 9, DropReason.TAIL: 1, DropReason.REORDERED: 2}, None, None, 0, "reordered"),
+        ({DropReason.SINK: 1, DropReason.CHANGED_FIELD: 1}, None, None, 0, "changed_field"),
         ({DropReason.BELOW_MIN_RUN: 9}, None, None, 0, "below_min_run"),
         ({DropReason.TAIL: 3}, Fallback.MEMORY, None, 0, "memory"),
         ({DropReason.TAIL: 3}, None, Fallback.SWITCHED, 0, "switched"),
@@ -123,7 +124,7 @@ def test_the_response_has_the_reason_that_nothing_was_spliced(
     num_spliced: int,
     shown: str | None,
 ) -> None:
-    """Of the whole request if there is one, else of most runs; runs are too short beside any others."""
+    """Of the whole request if there is one, else of most runs; short runs and those at the start come last."""
     req, series = request(), Kept()
     req.pic.last_plan = LastPlan(dropped, lost=lost)
     Accounting(series).count_admitted(req, None, refusal, first_chunk=True)

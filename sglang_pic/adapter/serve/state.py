@@ -119,6 +119,9 @@ class LastPlan:
     """Why the whole plan was dropped."""
 
 
+_OF_SHORT_RUNS: Final = (DropReason.BELOW_MIN_RUN, DropReason.SINK)
+
+
 @dataclass(slots=True)
 class Counts:
     """Counts of a request so far, in tokens."""
@@ -139,13 +142,13 @@ class Counts:
 
     @property
     def reason(self) -> Reason | None:
-        """Why nothing was spliced: a reason of the whole request, else of most runs; too short runs come last."""
+        """Why nothing was spliced: a reason of the whole request, else of most runs; those of short ones come last."""
         if self.chunk_hit or not self.reasons:
             return None
 
         def weight(reason: Reason) -> tuple[bool, bool, int]:
             is_whole = isinstance(reason, Fallback)
-            return is_whole, reason is not DropReason.BELOW_MIN_RUN, self.reasons[reason]
+            return is_whole, reason not in _OF_SHORT_RUNS, self.reasons[reason]
 
         return max(self.reasons, key=weight)
 
