@@ -62,10 +62,10 @@ def load_loops() -> bool:
             compiler = _compiler()
             for name, plain in PLAIN.items():
                 plain.__globals__[name] = compiler(plain, _parameters[name])
-            logger.info("The inner loops of plans are ready after %.1f s", time.perf_counter() - started)
+            logger.info("sglang_pic: the inner loops of plans are ready after %.1f s", time.perf_counter() - started)
             return True
         except Exception as error:  # numba is missing, or is one that does not compile them
-            logger.warning("Plans are made in Python, many times slower: numba: %s", error)
+            logger.warning("sglang_pic: plans are made in Python, many times slower, without numba: %s", error)
     for name, plain in PLAIN.items():
         plain.__globals__[name] = plain
     return False
@@ -94,7 +94,10 @@ def _compiler() -> Callable[[FunctionType, str], Callable[..., Any]]:
         try:
             return njit(signature, error_model="numpy", cache=True)(plain)
         except RuntimeError as error:
-            logger.warning("Each start compiles for seconds: %s; set NUMBA_CACHE_DIR to a folder.", error)
+            logger.warning(
+                "sglang_pic: each start compiles for seconds (%s); set NUMBA_CACHE_DIR to a folder that keeps it.",
+                error,
+            )
             return njit(signature, error_model="numpy")(plain)
 
     return compile_loop

@@ -250,10 +250,12 @@ def _log_choice(choice: Choice, num_layers: int, device: torch.device) -> None:
     """Log the kernel of a group; warn if an accelerator has no fused one."""
     if choice.backend is Backend.EAGER and device.type != "cpu":
         logger.warning(
-            "splices of %d layers run in eager torch, not in the fused kernel: %s", num_layers, choice.reason
+            "sglang_pic: splices of %d layers run in eager torch, not in the fused kernel: %s",
+            num_layers,
+            choice.reason,
         )
     else:
-        logger.info("splices of %d layers run on: %s", num_layers, choice.backend.value)
+        logger.info("sglang_pic: splices of %d layers run on: %s", num_layers, choice.backend.value)
 
 
 def _span(layer_ids: tuple[int, ...]) -> str:

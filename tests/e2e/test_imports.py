@@ -44,4 +44,4 @@ def test_a_server_loads_what_serves_and_nothing_else(client: Client) -> None:
 @on_servers("smollm2")
 def test_no_request_waits_for_the_compiler_of_loops(client: Client) -> None:
     log = client.log()
-    assert log.index("The inner loops of plans are ready") < log.index("The server is fired up")
+    assert log.index("the inner loops of plans are ready") < log.index("The server is fired up")
