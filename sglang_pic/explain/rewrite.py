@@ -27,7 +27,7 @@ RULES = {
 # A sentence in a line, or what is left of the line; joined they are the line.
 _SENTENCE = re.compile(r"[^\n]*?[.!?](?= )\s|[^\n]*\n|[^\n]+")
 _LINE_CHARS = 200
-# Two system prompts are versions of one if they share so much of the shorter one's text.
+# Two system prompts are versions of one if they share so much of the shorter one's text, or differ in stamps alone.
 _SAME_SHARE = 0.5
 # What harnesses change in messages that they send again: stamps in brackets, numbers, white space.
 _RESTAMPED = re.compile(r"\[[^\]\n]{0,80}\]|\d+|\s+")
@@ -38,13 +38,20 @@ class _Head:
     """One system prompt in all its versions: the pieces that every version has, in the order of the first."""
 
     pieces: list[str]
+    unstamped: str
+    """The first version without its numbers and stamps."""
+
+    @classmethod
+    def of(cls, text: str) -> _Head:
+        return cls(_pieces(text), _unstamped(text))
 
     def take(self, text: str) -> bool:
         """Whether a text is a version of it; then only what it has, too, stays."""
         found = Counter(_pieces(text))
         kept = [piece for piece in self.pieces if found[piece]]
         shorter = min(sum(map(len, self.pieces)), len(text))
-        if sum(map(len, kept)) < _SAME_SHARE * shorter:
+        is_version = bool(kept) and sum(map(len, kept)) >= _SAME_SHARE * shorter
+        if not is_version and _unstamped(text) != self.unstamped:
             return False
         self.pieces = kept
         return True
@@ -79,7 +86,7 @@ class Rewriter:
                     continue
                 head = next((head for head in self._heads if head.take(text)), None)
                 if head is None:
-                    head = _Head(_pieces(text))
+                    head = _Head.of(text)
                     self._heads.append(head)
                 self._head_of[_digest(text)] = head
 
@@ -148,7 +155,9 @@ class Rewriter:
             else:
                 volatile.append(piece)
         self._count("head", True)
-        return [{**messages[0], "content": stable}, *messages[1:]], "".join(volatile).strip()
+        # A prompt of which nothing stays, such as a clock alone, leaves no message behind.
+        kept = [{**messages[0], "content": stable}] if stable.strip() else []
+        return [*kept, *messages[1:]], "".join(volatile).strip()
 
     def _tools(self, call: Call) -> list[JsonValue] | None:
         if call.tools is None:
@@ -186,6 +195,10 @@ def _pieces(text: str) -> list[str]:
     return [piece for line in lines for piece in ([line] if len(line) <= _LINE_CHARS else _SENTENCE.findall(line))]
 
 
+def _unstamped(text: str) -> str:
+    return _RESTAMPED.sub("", text)
+
+
 def _system_text(messages: list[Message]) -> str | None:
     first = messages[0] if messages else {}
     if first.get("role") not in ("system", "developer"):
@@ -204,8 +217,8 @@ def _digest(text: str) -> bytes:
 def _norm(message: Message) -> str:
     """A name for a message in whatever version it is sent."""
     content, calls = message.get("content"), message.get("tool_calls")
-    text = _RESTAMPED.sub("", content if isinstance(content, str) else json.dumps(content or ""))
-    made = _RESTAMPED.sub("", json.dumps(_sorted(calls))) if calls else ""
+    text = _unstamped(content if isinstance(content, str) else json.dumps(content or ""))
+    made = _unstamped(json.dumps(_sorted(calls))) if calls else ""
     return hashlib.blake2b(f"{text}\0{made}".encode(), digest_size=8).hexdigest()
 
 
