@@ -31,7 +31,8 @@ TRACES :=
 SECONDS := 600
 # Test files side by side, those with servers first; each server takes a few GB. 0 for one after the other, in one process.
 JOBS := 2
-# Versions of SGLang that are tested beside the pinned one, and a package in another version for `make test-with`.
+# A version of SGLang that is tested beside the pinned one, and a package in another version for `make test-with`; `full`
+# is the pinned SGLang with all that pip brings for it (11 GB, CUDA's packages too).
 OTHER_SGLANG := 0.5.22
 WITH := sglang==$(OTHER_SGLANG)
 # More arguments for pytest (make test ARGS='-k splice') or for the comparison (make demo ARGS='--sessions 4').
@@ -117,14 +118,23 @@ test-fast: setup ## the tests that start no server
 test-slow: setup ## the tests that take minutes: drafts, windows, FP8, replicas and a real transfer engine on servers, Triton's interpreter
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-# One package in another version, beside .venv and before it on the path: nothing in .venv changes.
+# One package in another version, beside .venv and before it on the path: nothing in .venv changes. `full` has an
+# environment of its own.
 OVERLAY = $(CURDIR)/.versions/$(WITH)
+WITH_PYTHON = $(if $(filter full,$(WITH)),$(OVERLAY)/bin/python,PYTHONPATH=$(OVERLAY) $(BIN)/python)
 .versions/%:
 	$(PIP) install -qq --no-deps --target $@ $*
 
 .PHONY: test-with
 test-with: setup .versions/$(WITH) ## tests with another version of one package: WITH=sglang==0.5.22, or triton==3.8.0 ARGS=tests/kernels
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(WITH_PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+SGLANG_VERSION = $(shell sed -n 's/^sglang==//p' requirements-cpu.txt)
+.versions/full: pyproject.toml bench/pyproject.toml
+	$(BIN)/python -m venv $@
+	$@/bin/python -m pip --disable-pip-version-check install -q 'sglang==$(SGLANG_VERSION)'
+	$@/bin/python -m pip --disable-pip-version-check install -q -e '.[census,client,dev,route]' -e bench
+	@touch $@
 
 # What an extra of pyproject.toml lists, beside .venv and before it on the path.
 .versions/fuzz .versions/docs .versions/deploy: pyproject.toml
@@ -230,11 +240,11 @@ test-wheel: setup ## install the wheels in an empty environment and run every ve
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/unit/test_wheel.py
 
 .PHONY: tested
-tested: setup .versions/$(WITH) ## the tests with WITH=sglang==0.5.22, and their counts as a row of CHANGELOG.md
+tested: setup .versions/$(WITH) ## the tests with WITH=sglang==0.5.22 or WITH=full, and their counts as a row of CHANGELOG.md
 	mkdir -p runs
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	$(WITH_PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  --junit-xml runs/tested.xml $(ARGS) || true
-	$(BIN)/python .ci/tested.py $(patsubst sglang==%,%,$(WITH)) runs/tested.xml
+	$(BIN)/python .ci/tested.py '$(if $(filter full,$(WITH)),$(SGLANG_VERSION) with all its packages,$(patsubst sglang==%,%,$(WITH)))' runs/tested.xml
 
 # On the command line only, like OUT.
 VERSION :=
