@@ -23,7 +23,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import ContentIndex, Path, as_tokens
+from sglang_pic.core import ContentIndex, Path, RowNames, as_tokens
 from tests.adapter.builders import Kept, make_allocator, make_tree, request
 from tests.adapter.rank_driver import Rank
 from tests.adapter.test_admission import adder
@@ -35,20 +35,25 @@ MAX_PINNED = 1024
 class Server:
     """SGLang's tree with its allocator, and requests that live and end as SGLang lets them."""
 
-    def __init__(self, page_size: int = 1, *, pool: int = POOL, max_pinned: int = MAX_PINNED) -> None:
+    def __init__(
+        self, page_size: int = 1, *, pool: int = POOL, max_pinned: int = MAX_PINNED, lookahead: int = 0
+    ) -> None:
         self.allocator = make_allocator(pool, page_size)
-        self.pool, self.page_size, self.series = pool, page_size, Kept()
+        self.pool, self.page_size, self.lookahead, self.series = pool, page_size, lookahead, Kept()
         self.clock = 0.0
-        self.pins = Pins(ContentIndex(), max_pinned, self.series, now=lambda: self.clock)
+        index = ContentIndex(names=RowNames(page_size, lookahead))
+        self.pins = Pins(index, max_pinned, self.series, now=lambda: self.clock)
         self.refusal: Fallback | None = None
         nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, place_waits=False)
-        self.tree = make_tree(self.allocator, planning=nothing, features=Features([self.pins]), publication=nothing)
+        ours: dict[str, Any] = {"planning": nothing, "features": Features([self.pins]), "publication": nothing}
+        self.tree = make_tree(self.allocator, is_eagle=bool(lookahead), **ours)
         self.running: list[tuple[Any, Any]] = []
 
     def start(self, tokens: list[int], *, key: str | None = None, salt: str | None = None, **options: Any) -> Any:
         """A request whose rows are in the tree and locked; it runs."""
-        length = len(tokens) - len(tokens) % self.page_size
-        radix_key = RadixKey(array("q", tokens[:length]), key, cache_salt=salt)
+        length = len(tokens) - self.lookahead
+        length -= length % self.page_size
+        radix_key = RadixKey(array("q", tokens[: length + self.lookahead]), key, cache_salt=salt)
         found = self.tree.match_prefix(MatchPrefixParams(key=radix_key))
         missing = length - found.device_prefix_len
         lock = self.tree.lock(found.last_device_node)
@@ -285,10 +290,11 @@ def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
     server.check()
 
 
+@pytest.mark.parametrize("lookahead", [0, 1], ids=["plain", "draft"])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_five_hundred_pins_and_drops_among_aborts_flushes_and_retractions(page_size: int) -> None:
+def test_five_hundred_pins_and_drops_among_aborts_flushes_and_retractions(page_size: int, lookahead: int) -> None:
     """Every slot is accounted for after each step, no allocation fails, and a second rank ends up with the same."""
-    ranks = [Server(page_size, max_pinned=POOL // 2) for _ in range(2)]
+    ranks = [Server(page_size, max_pinned=POOL // 2, lookahead=lookahead) for _ in range(2)]
     rng = random.Random(page_size)
     num_pinned = 0
     while num_pinned < 500:

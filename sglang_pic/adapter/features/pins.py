@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -30,7 +31,7 @@ from sglang_pic.adapter.serve.rows import WindowRows
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import Req, Tree
-from sglang_pic.core import ContentIndex, Path, PlanOptions, Reason, Tokens, common_len
+from sglang_pic.core import ContentIndex, Path, PlanOptions, Reason, RowNames, Tokens, common_len
 
 
 class PinEnd(Reason):
@@ -101,7 +102,7 @@ class _Pin(NamedTuple):
     space: Namespace
     """The namespace of its rows in the tree, with our marks."""
     data: bytes
-    """Its tokens."""
+    """Its tokens, and behind them those that the key of its last row has too."""
     locks: ExitStack
     """Locks on its rows."""
     info: PinInfo
@@ -111,7 +112,7 @@ class _Pin(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Host memory charged for it."""
-        return PIN_BYTES + len(self.data)
+        return PIN_BYTES + 4 * self.info.tokens
 
 
 class Pins(Feature):
@@ -141,7 +142,8 @@ class Pins(Feature):
         self._now = now
         # Oldest first, by the client's namespace; shrinks when pins end.
         self._pins: dict[tuple[Namespace, str], _Pin] = {}
-        self._prompts: defaultdict[Hashable, _SortedPrompts] = defaultdict(_SortedPrompts)
+        self._lookahead = index.names.lookahead
+        self._prompts = defaultdict[Hashable, _SortedPrompts](partial(_SortedPrompts, index.names))
         self.num_tokens = 0
         """KV slots locked by pins."""
         self._num_bytes = 0
@@ -246,7 +248,7 @@ class Pins(Feature):
 
     def _hold(self, key: tuple[Namespace, str], req: Req, tree: Tree, refused: PinEnd | None) -> None:
         prompt = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        length = len(req.origin_input_ids) - self._index.names.lookahead
+        length = len(req.origin_input_ids) - self._lookahead
         length -= length % tree.page_size
         found = tree.match_prefix(MatchPrefixParams(key=prompt))
         if refused is None and (not 0 < length <= self._max_tokens or found.device_prefix_len < length):
@@ -255,7 +257,7 @@ class Pins(Feature):
             self._series.add(ENDED, value=refused.value)
             return
         space, tokens = Namespace(req.extra_key, req.cache_salt), tokens_of(req, length)
-        data, options = tokens.tobytes(), req.pic.options
+        data, options = tokens_of(req, length + self._lookahead).tobytes(), req.pic.options
         info = msgspec.structs.replace(_describe(key, tokens), priority=options.pin_priority, ttl_s=options.pin_ttl_s)
         ends_at = inf if info.ttl_s is None else self._now() + info.ttl_s
         # NOTE: locked before the older pin of this name is released, so that rows of both are always protected. If
@@ -270,7 +272,7 @@ class Pins(Feature):
         if self._windows is not None:
             self._windows.lock(found.last_device_node, 0, length, locks)
         self._index.pin(space, tokens)
-        self.num_tokens += self._prompts[space].add(pin.data, tree.page_size)
+        self.num_tokens += self._prompts[space].add(pin.data)
         self._num_bytes += pin.num_bytes
         self._num_mortal += pin.ends_at < inf
         while self.num_tokens > self._max_tokens or self._num_bytes > MAX_BYTES:
@@ -283,9 +285,10 @@ class Pins(Feature):
 
     def _release(self, pin: _Pin, tree: Tree, reason: PinEnd) -> None:
         pin.locks.close()
-        self._index.unpin(pin.space, _tokens(pin.data))
+        tokens = _tokens(pin.data)
+        self._index.unpin(pin.space, tokens[: len(tokens) - self._lookahead])
         prompts = self._prompts[pin.space]
-        self.num_tokens -= prompts.remove(pin.data, tree.page_size)
+        self.num_tokens -= prompts.remove(pin.data)
         self._num_bytes -= pin.num_bytes
         self._num_mortal -= pin.ends_at < inf
         if prompts.is_empty:
@@ -298,36 +301,43 @@ class Pins(Feature):
 
 
 class _SortedPrompts:
-    """Prompts as sorted bytes: the prompt with the longest common prefix is a neighbour."""
+    """Prompts as sorted bytes: the prompt with the longest common prefix is a neighbour.
 
-    def __init__(self) -> None:
+    Each ends with the tokens that `names` looks ahead, which have no rows.
+    """
+
+    def __init__(self, names: RowNames) -> None:
+        self._names = names
         self._sorted: list[bytes] = []
 
     @property
     def is_empty(self) -> bool:
         return not self._sorted
 
-    def add(self, data: bytes, page_size: int) -> int:
-        """Add a prompt; returns how many of its tokens are on pages of its own."""
-        own = self._own_len(data, page_size)
+    def add(self, data: bytes) -> int:
+        """Add a prompt; returns how many of its rows no other prompt has."""
+        own = self._own_len(data)
         insort(self._sorted, data)
         return own
 
-    def remove(self, data: bytes, page_size: int) -> int:
-        """Remove a prompt; returns how many of its tokens were on pages of its own."""
+    def remove(self, data: bytes) -> int:
+        """Remove a prompt; returns how many of its rows no other prompt has."""
         del self._sorted[bisect_left(self._sorted, data)]
-        return self._own_len(data, page_size)
+        return self._own_len(data)
 
     def shared_len(self, tokens: Tokens) -> int:
-        """The longest common prefix with any prompt, in tokens."""
-        place = bisect_left(self._sorted, tokens.tobytes())
-        near = self._sorted[max(0, place - 1) : place + 1]
-        return max((common_len(tokens, _tokens(data)) for data in near), default=0)
+        """How many leading tokens are of rows of any prompt."""
+        found = ((common_len(tokens, other), len(other)) for other in self._nearest(tokens))
+        return max((min(shared, length - self._names.lookahead) for shared, length in found), default=0)
 
-    def _own_len(self, data: bytes, page_size: int) -> int:
+    def _own_len(self, data: bytes) -> int:
         tokens = _tokens(data)
-        shared = self.shared_len(tokens)
-        return len(tokens) - (shared - shared % page_size)
+        shared = max((common_len(tokens, other) for other in self._nearest(tokens)), default=0)
+        return len(tokens) - self._names.lookahead - self._names.parted(shared)[0]
+
+    def _nearest(self, tokens: Tokens) -> list[Tokens]:
+        place = bisect_left(self._sorted, tokens.tobytes())
+        return [*map(_tokens, self._sorted[max(0, place - 1) : place + 1])]
 
 
 def _tokens(data: bytes) -> Tokens:
