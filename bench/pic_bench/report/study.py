@@ -99,7 +99,7 @@ def _reuse_and_loss(cells: Sequence[Json], arm: str) -> str:
 def _right(cells: Sequence[Json], arm: str) -> str:
     """Of an arm of TASKS: how many answers are right, of how many that a full prefill answers right."""
     cell = _of_arm(cells, arm)
-    return f"{round(cell['n'] * cell['right']['value'])} of {cell['n']}"
+    return f"{round(cell['n'] * cell['right']['value'])}/{cell['n']}"
 
 
 def _rung(rungs: Sequence[Json], name: str) -> str:
