@@ -284,8 +284,8 @@ class Pins(Feature):
             self._release(pin, tree, reason)
 
     def _release(self, pin: _Pin, tree: Tree, reason: PinEnd) -> None:
-        pin.locks.close()
         tokens = _tokens(pin.data)
+        pin.locks.close()
         self._index.unpin(pin.space, tokens[: len(tokens) - self._lookahead])
         prompts = self._prompts[pin.space]
         self.num_tokens -= prompts.remove(pin.data)
