@@ -25,6 +25,7 @@ DEFAULT_MAX_TOTAL_TOKENS = 65_536
 DEFAULT_MEM_FRACTION = 0.5
 """Share of the free memory for weights and KV pool together where `--mem-fraction-static` is not given."""
 
+_CONV_VARIABLE = "SGLANG_MAMBA_CONV_DTYPE"
 _BIND_VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
 _BALANCE_VARIABLE = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
 
@@ -58,6 +59,9 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.mem_fraction_static is None:
             server_args.mem_fraction_static = DEFAULT_MEM_FRACTION
         server_args.hicache_io_backend = host_tier.IO_BACKEND
+        # What layers with recurrent state keep of a convolution is copied without a cast; SGLang keeps it in bfloat16.
+        if server_args.dtype == "float32":
+            os.environ.setdefault(_CONV_VARIABLE, server_args.dtype)
         # OpenMP reads this when a worker starts. Its threads otherwise spin at the end of every operator, and wait out
         # the time slices of anything else on the same cores: 2 cores, load 5, one decode step's matrices in bf16 took
         # 825 ms spinning and 19 ms sleeping.
@@ -74,6 +78,10 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         """Whether the operators of an algorithm are there in plain PyTorch."""
         return algorithm in speculation.ALGORITHMS
+
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        """Whether states are copied while a pass goes on (`linear_state.py`)."""
+        return True
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
         """The slots that a verified tree is written to."""

@@ -34,6 +34,8 @@ def install() -> None:
     FusedRMSNormGated.forward = norm_gated
     qwen3_next.fused_qkvzba_split_reshape_cat = split_projections
     qwen2_moe.fused_gate_sigmoid_mul_add = add_gated
+    # Each step pins the mask of the sequences whose states it copies; there is no device to pin it for.
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
 
 
 def convolve(
