@@ -127,6 +127,11 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tenant_metrics: Annotated[
         bool, "Count prompt tokens and spliced ones by tenant: 64 at most, each named by a hash of its salt or key."
     ] = False
+    checkpoints: Annotated[
+        bool,
+        "Keep the states of a model with recurrent state where earlier prompts of the same template parted, a prompt "
+        "earlier than SGLang does. No effect on other models, or with `--mamba-radix-cache-strategy no_buffer`.",
+    ] = True
     certificate: Annotated[
         str | None,
         "Path of a certificate of `sglang-pic tune`, relative to the configuration's folder. Start-up logs whether it "

@@ -117,7 +117,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     """
     config = load_config()
     if reason := support.prefix_only(ctx):
-        return prefix_only.create_cache(ctx, reason, Modes(config, Mode.OFF), _labels(ctx))
+        modes = Modes(config, Mode.OFF)
+        return prefix_only.create_cache(ctx, reason, modes, _labels(ctx), keeps_states=config.checkpoints)
     check_support(ctx, config)
     warn_of_changes(ctx, [*changed_bodies, *check_features(ctx)])
     if (mode := disaggregation_mode(ctx)) == "decode":

@@ -28,7 +28,7 @@ def test_sglangs_own_cache_is_served_and_requests_count_as_off(
     monkeypatch.setattr(prefix_only, "default_radix_cache_factory", lambda ctx: ("stock", ctx))
     ctx: Any = SimpleNamespace(tp_rank=0)
     with caplog.at_level(logging.INFO):
-        cache = prefix_only.create_cache(ctx, "a reason", Modes(PicConfig(), Mode.OFF), None)
+        cache = prefix_only.create_cache(ctx, "a reason", Modes(PicConfig(), Mode.OFF), None, keeps_states=False)
     assert cache == ("stock", ctx)
     assert caplog.messages == ["sglang_pic: prefix only, served by SGLang's own cache: a reason"]
     req = SimpleNamespace(extra_key="key", sampling_params=SimpleNamespace(custom_params={"pic": {"mode": "auto"}}))
@@ -37,5 +37,6 @@ def test_sglangs_own_cache_is_served_and_requests_count_as_off(
     shown = SimpleNamespace(internal_state={})
     hooks["SchedulerInternalStateController.get_internal_state"](shown, None, None)
     entry = shown.internal_state["pic"]
+    assert "checkpoints" not in entry
     assert (entry["dp_rank"], entry["prefix_only"], entry["modes"]["mode"]) == (3, {"reason": "a reason"}, "off")
     assert entry["modes"]["num_off"] == {cause.value: int(cause is Cause.PREFIX_ONLY) for cause in Cause}

@@ -139,6 +139,16 @@ SERVERS = {
     "gpt_oss_page16": _float32("tiny-gpt-oss", 16, is_slow=True),
     "llama4_page16": _float32("tiny-llama4", 16, is_slow=True),
     "minimax_page16": _float32("tiny-minimax", 16, is_slow=True),
+    # Layers with recurrent state: SGLang's own cache, with six states beside those of three running requests.
+    "qwen3_next": SharedServer(
+        "tiny-qwen3-next",
+        (
+            *("--dtype", "float32", "--mamba-radix-cache-strategy", "extra_buffer", "--chunked-prefill-size", "1024"),
+            *("--max-mamba-cache-size", "15", "--max-running-requests", "3"),
+        ),
+        {},
+        None,
+    ),
     # Windows have half as many slots as the other layers, and room for an audit.
     "gpt_oss_page16.small_pool": _float32(
         *("tiny-gpt-oss", 16, *_SMALL_POOL, "--max-total-tokens", "5200", "--swa-full-tokens-ratio", "0.5"),

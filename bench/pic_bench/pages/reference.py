@@ -20,7 +20,7 @@ import msgspec
 import sglang_pic
 from pic_bench.pages import board, outcomes
 from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
-from sglang_pic.adapter.features import content_events, pins, tenants
+from sglang_pic.adapter.features import content_events, pins, state_checkpoints, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.features.hicache import store
 from sglang_pic.adapter.metrics import Metric
@@ -45,6 +45,7 @@ METRICS: Final = (
     *forward.METRICS,
     *publish.METRICS,
     *tenants.METRICS,
+    *state_checkpoints.METRICS,
     *faults.METRICS,
     *modes.METRICS,
     *pins.METRICS,

@@ -78,7 +78,7 @@ def _lines(findings: Findings) -> Iterator[str]:
         yield f"would not start, {len(findings.refused)} refused:"
         yield from (f"  {line}" for line in findings.refused)
     elif findings.prefix_only:
-        yield "would start as prefix only, with SGLang's own cache: exact prefixes as on stock, no splices"
+        yield "would start as prefix only, with SGLang's own cache: exact prefixes, no splices"
         yield f"  {findings.prefix_only}"
         yield f"  SGLang takes {', '.join(OWN_CACHE_ONLY)} only without --radix-cache-backend"
     else:

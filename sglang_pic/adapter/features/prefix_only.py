@@ -1,13 +1,14 @@
 """Servers of models whose prompts cannot be spliced: SGLang's own cache, so that one flag serves a whole fleet.
 
-Such a server computes and keeps what a stock server does. Options of requests are checked as on every server and count
-as mode `off`; nothing is added to the keys of their rows.
+Such a server computes what a stock server does, and keeps the same but for the places of recurrent states
+(`state_checkpoints.py`). Options of requests are checked as on every server and count as mode `off`; nothing is added
+to the keys of their rows.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from sglang.srt.mem_cache.registry import default_radix_cache_factory
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_pic.adapter import server_info
+from sglang_pic.adapter.features import state_checkpoints
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.account import FALLBACKS
 from sglang_pic.adapter.serve.fallback import Fallback
@@ -31,7 +33,9 @@ class PrefixOnlyReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def create_cache(ctx: BuildContext, reason: str, modes: Modes, labels: Mapping[str, str] | None) -> Any:
+def create_cache(
+    ctx: BuildContext, reason: str, modes: Modes, labels: Mapping[str, str] | None, *, keeps_states: bool
+) -> Any:
     """The cache that SGLang makes for this server without `--radix-cache-backend`.
 
     Args:
@@ -39,6 +43,7 @@ def create_cache(ctx: BuildContext, reason: str, modes: Modes, labels: Mapping[s
         reason: why nothing is spliced, for the log and `/server_info`.
         modes: counts the requests and takes the switch `pic_mode`, which changes nothing here.
         labels: of the rank that exports metrics.
+        keeps_states: whether recurrent states are kept where prompts part, if the server can.
 
     Raises:
         ContractError: a function of SGLang could not be hooked.
@@ -51,7 +56,10 @@ def create_cache(ctx: BuildContext, reason: str, modes: Modes, labels: Mapping[s
 
     hook(__name__, "Req.__init__", on_request)
     modes.install()
-    server_info.install({"prefix_only": lambda: report, "modes": modes.report}, dict, get_parallel().dp_rank)
+    reports: dict[str, Callable[[], msgspec.Struct]] = {"prefix_only": lambda: report, "modes": modes.report}
+    if keeps_states and (states := state_checkpoints.install(ctx, labels)) is not None:
+        reports["checkpoints"] = states.report
+    server_info.install(reports, dict, get_parallel().dp_rank)
     apply_hooks()
     if ctx.tp_rank == 0:
         logger.info("sglang_pic: prefix only, served by SGLang's own cache: %s", reason)

@@ -63,6 +63,14 @@ class Req(Protocol):
     host_hit_length: int  # tokens after `prefix_len` that HiCache has on the host
 
 
+class StatefulReq(Req, Protocol):
+    """`schedule_batch.Req` of a model with recurrent state; its `kv` has `mamba_last_track_seqlen`, the place of the
+    state that the last pass keeps."""
+
+    mamba_branching_seqlen: int | None  # where a pass keeps its state, if it can; None for its end
+    skip_radix_cache_insert: bool
+
+
 class MediaItem(Protocol):
     """`schedule_batch.MultimodalDataItem`: one image, video or sound."""
 
@@ -272,6 +280,7 @@ SEAMS: Final[dict[type, str]] = {
 }
 """The class of SGLang that each protocol describes."""
 FEATURE_SEAMS: Final[dict[str, dict[type, str]]] = {
+    "checkpoints": {StatefulReq: f"{_SRT}.managers.schedule_batch.Req"},
     "images": {
         MediaItem: f"{_SRT}.managers.schedule_batch.MultimodalDataItem",
         MediaInputs: f"{_SRT}.managers.schedule_batch.MultimodalInputs",

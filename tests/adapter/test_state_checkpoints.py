@@ -1,0 +1,171 @@
+"""States of hybrid models at places of our choice: what SGLang is asked for, and what is counted."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_pic.adapter.features import state_checkpoints
+from sglang_pic.adapter.features.state_checkpoints import METRICS, CheckpointReport, StateCheckpoints
+from sglang_pic.adapter.metrics import Series
+from sglang_pic.core.checkpoints import Checkpoints
+from sglang_pic.errors import ContractError
+
+GRID = 64
+
+
+class Cache:
+    """SGLang's choice for one pass a prompt: rows of all prompts, and of each the state that its pass kept."""
+
+    def __init__(self, states: StateCheckpoints) -> None:
+        self.states, self.rows, self.kept = states, list[list[int]](), set[tuple[int, ...]]()
+
+    def serve(self, prompt: list[int], **members: Any) -> tuple[int, int | None]:
+        """Where the prompt went on from, and where its state was kept."""
+        kept = [len(state) for state in self.kept if tuple(prompt[: len(state)]) == state]
+        req: Any = SimpleNamespace(
+            origin_input_ids=array("q", prompt),
+            prefix_len=max(kept, default=0),
+            extend_end=len(prompt),
+            mamba_branching_seqlen=None,
+            skip_radix_cache_insert=False,
+            session=None,
+            extra_key=None,
+            cache_salt=None,
+            kv=SimpleNamespace(mamba_last_track_seqlen=None),
+        )
+        vars(req).update(members)
+        shared = max((np.argmin([*map(int.__eq__, prompt, rows), False]) for rows in self.rows), default=0)
+        if (branch := int(shared) // GRID * GRID) > req.prefix_len:
+            req.mamba_branching_seqlen = branch
+        self.states.track(self.track, None, req)
+        self.rows.append(prompt)
+        return req.prefix_len, req.kv.mamba_last_track_seqlen
+
+    def track(self, _batch: object, req: Any) -> None:
+        place = req.mamba_branching_seqlen
+        if req.extend_end - req.prefix_len >= GRID:
+            end = req.extend_end - (req.extend_end - req.prefix_len) % GRID
+            kept = place if place is not None and req.prefix_len < place < req.extend_end else end
+            req.kv.mamba_last_track_seqlen = kept
+            self.kept.add(tuple(req.origin_input_ids[:kept]))
+
+
+def made(places: Any = None, labels: dict[str, str] | None = None) -> Cache:
+    return Cache(StateCheckpoints(places or Checkpoints(GRID, 8192), GRID, Series(METRICS, labels)))
+
+
+def drawn(seed: int, num_tokens: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 40_000, num_tokens).tolist()
+
+
+HEAD = drawn(0, 500)
+
+
+def prompt_behind(clock: int, task: int) -> list[int]:
+    return [*drawn(100 + clock, 76), *HEAD, *drawn(1000 + task, 150)]
+
+
+def test_a_state_is_kept_where_the_first_prompt_behind_a_new_clock_will_be_left(registry: Any) -> None:
+    """SGLang's own rule keeps it with the second one, which is computed as a whole again."""
+    cache = made(labels={"model_name": "m"})
+    found = [[cache.serve(prompt_behind(clock, 10 * clock + task)) for task in range(3)] for clock in range(3)]
+    first = [(0, 704), (0, 576), (576, 704)]
+    assert found == [first, [(0, 576), (576, 704), (576, 704)], [(0, 576), (576, 704), (576, 704)]]
+    assert cache.states.report() == CheckpointReport(num_asked=2, num_kept=2, num_hits=4, num_faults=0)
+    for event, count in {"asked": 2, "kept": 2, "hit": 4, "fault": 0}.items():
+        labels = {"model_name": "m", "event": event}
+        assert registry.get_sample_value("sglang:pic_state_checkpoints_total", labels) == count
+
+
+def test_nothing_is_learnt_of_another_namespace() -> None:
+    cache = made()
+    for task in range(3):
+        cache.serve(prompt_behind(0, task), extra_key="theirs")
+    assert cache.serve(prompt_behind(1, 3), extra_key="ours") == (0, 704)
+    assert cache.serve(prompt_behind(2, 4), cache_salt="theirs") == (0, 704)
+    assert cache.serve(prompt_behind(3, 5), extra_key="theirs") == (0, 576)
+
+
+@pytest.mark.parametrize("members", [{"session": object()}, {"skip_radix_cache_insert": True}])
+def test_requests_whose_states_are_not_in_the_tree_are_left_alone(members: dict[str, Any]) -> None:
+    cache = made()
+    for task in range(3):
+        cache.serve(prompt_behind(0, task))
+    assert cache.serve(prompt_behind(1, 3), **members) == (0, 704)
+
+
+def test_a_prompt_is_learnt_from_once_over_all_its_passes() -> None:
+    """Also after a retraction, when SGLang matches it again and chooses for itself."""
+    prompts = list[int]()
+
+    def choose(prompt: Any, *_: object) -> int:
+        prompts.append(len(prompt))
+        return 128
+
+    cache = made(SimpleNamespace(choose=choose))
+    req: Any = None
+
+    def passes(_batch: object, given: Any) -> None:
+        nonlocal req
+        req = given
+        req.kv.mamba_last_track_seqlen = 64 if req.extend_end == 100 else req.mamba_branching_seqlen
+
+    cache.track = passes  # type: ignore[method-assign]
+    cache.serve(HEAD, extend_end=100)
+    assert cache.states.report() == CheckpointReport(num_asked=1, num_kept=0, num_hits=0, num_faults=0)
+    req.prefix_len, req.extend_end = 100, 200
+    cache.states.track(passes, None, req)
+    req.mamba_branching_seqlen, req.prefix_len = 192, 0
+    cache.states.track(passes, None, req)
+    assert prompts == [len(HEAD)]
+    assert cache.states.report() == CheckpointReport(num_asked=1, num_kept=1, num_hits=0, num_faults=0)
+    assert req.kv.mamba_last_track_seqlen == 192
+
+
+def test_after_an_exception_sglang_alone_chooses(caplog: pytest.LogCaptureFixture) -> None:
+    cache = made()
+    for task in range(3):
+        cache.serve(prompt_behind(0, task))
+    with caplog.at_level(logging.ERROR):
+        assert cache.serve(prompt_behind(1, 3), origin_input_ids=["no token"] * 80) == (0, 704)
+    assert cache.serve(prompt_behind(2, 4)) == (0, 704)
+    assert cache.states.report().num_faults == 1
+    assert [each.message for each in caplog.records] == [
+        "sglang_pic: SGLang alone chooses where states are kept from here on"
+    ]
+
+
+@pytest.mark.parametrize(("strategy", "chunk", "is_on"), [("no_buffer", 512, False), ("extra_buffer", -1, True)])
+def test_the_hook_is_there_where_states_are_kept_in_an_extra_buffer(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, chunk: int, is_on: bool
+) -> None:
+    hooks = list[str]()
+    mamba = SimpleNamespace(enable_mamba_extra_buffer=strategy == "extra_buffer")
+    monkeypatch.setattr("sglang.srt.runtime_context.get_exec", lambda: SimpleNamespace(mamba=mamba))
+    monkeypatch.setattr("sglang.srt.runtime_context.mamba_checkpoint_grid", lambda page: 64 * page)
+    schedule = SimpleNamespace(chunked_prefill_size=chunk, max_prefill_tokens=4096)
+    monkeypatch.setattr(state_checkpoints, "get_schedule", lambda: schedule)
+    monkeypatch.setattr(state_checkpoints, "hook", lambda _owner, name, _function: hooks.append(name))
+    ctx: Any = SimpleNamespace(tp_rank=0, params=SimpleNamespace(page_size=2))
+    assert (state_checkpoints.install(ctx, None) is not None) == is_on
+    assert hooks == ["_mamba_radix_cache_v2_req_prepare_for_extend"] * is_on
+
+
+def test_another_sglang_serves_without_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> list[str]:
+        raise ContractError("a function is missing")
+
+    monkeypatch.setattr(state_checkpoints, "check_contract", refuse)
+    ctx: Any = SimpleNamespace(tp_rank=0)
+    assert state_checkpoints.install(ctx, None) is None
+    assert caplog.messages == [
+        "sglang_pic: states of recurrent layers are kept as without the plugin: a function is missing"
+    ]
