@@ -40,8 +40,11 @@ class Server:
         self.table = torch.zeros(4, 32, dtype=torch.int32)
         self.allocator = SimpleNamespace(free_group=None, free=torch.arange(31, 64))
         self.allocator.get_all_free_pages = lambda: self.allocator.free
+        self.turned_by: int | None = None
         self.runner: Any = SimpleNamespace(
-            token_to_kv_pool_allocator=self.allocator, req_to_token_pool=SimpleNamespace(req_to_token=self.table)
+            token_to_kv_pool_allocator=self.allocator,
+            req_to_token_pool=SimpleNamespace(req_to_token=self.table),
+            model_config=SimpleNamespace(model_is_mrope=False),
         )
         self.draft: Any = SimpleNamespace()
         of_draft = replace(self.view, keys=(keys.clone(),), values=(values.clone(),))
@@ -60,7 +63,7 @@ class Server:
         if splice is not None:
             run, src = splice
             dst = slots[run.target_start : run.target_end]
-            moved = SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, run.shift))
+            moved = SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, self.turned_by or run.shift))
             gap = SimpleNamespace(splice=moved, fetch=None)
             plan = SimpleNamespace(moves=lambda: ([Move(run, src, run.shift)], []))
             self.watch.lay_out(gap, None, [plan], batch, None)
@@ -160,6 +163,15 @@ def keep_target(server: Server) -> None:
     server.watch.on_alloc = lambda *_: None  # type: ignore[method-assign]
 
 
+def turn_further(server: Server) -> None:
+    """As behind an image, which has more tokens than positions."""
+    server.turned_by = 1
+
+
+def turn_behind_an_image(server: Server) -> None:
+    server.runner.model_config.model_is_mrope, server.turned_by = True, 1
+
+
 def copy_nothing(server: Server) -> None:
     server._move = lambda *_: None  # type: ignore[method-assign]
 
@@ -176,6 +188,8 @@ def copy_nothing(server: Server) -> None:
         (damage_donor, {"spliced from a row that changed": 1}),
         (splice_donor, {"spliced from a spliced row": 10}),
         (keep_target, {"written while owned by others": 16}),
+        (turn_further, {"turned too far or too little": 10}),
+        (turn_behind_an_image, {}),
         (copy_nothing, {"copied wrongly": 10, "copied wrongly from a draft's row": 10}),
     ],
 )

@@ -43,6 +43,7 @@ class _Claim(NamedTuple):
 
     tokens: Tensor
     source_positions: Tensor
+    positions: Tensor
 
 
 class _Watched(NamedTuple):
@@ -149,14 +150,16 @@ class RowWatch:
     def lay_out(self, _gap: object, _path: object, plans: Sequence[Any], batch: Any, *_: object) -> None:
         """After the splices of a batch were laid out: what their plans claim, in the order of the splice."""
         tokens: list[int] = []
+        sources: list[int] = []
         positions: list[int] = []
         planned = [(req, plan) for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
         # What is read from the host follows all that is read from the device.
         for from_host in (False, True):
             for req, run in ((req, move.run) for req, plan in planned for move in plan.moves()[from_host]):
                 tokens += req.full_untruncated_fill_ids[run.target_start : run.target_end]
-                positions += range(run.donor_start, run.donor_end)
-        self._laid_out = _Claim(torch.tensor(tokens), torch.tensor(positions))
+                sources += range(run.donor_start, run.donor_end)
+                positions += range(run.target_start, run.target_end)
+        self._laid_out = _Claim(torch.tensor(tokens), torch.tensor(sources), torch.tensor(positions))
 
     def prepare(
         self, _result: None, _path: object, forward_batch: Any, _cls: object, batch: Any, runner: Any, **_: object
@@ -253,7 +256,10 @@ class RowWatch:
         if self._claim is None:
             self._report("written while owned by others", (self._token[dst] != -1) | self._is_free(dst), dst)
         original(path, gap)
-        self._token[dst], self._position[dst] = claim.tokens, claim.source_positions + shifts.to(torch.int64)
+        # With M-RoPE an image advances positions by less than its tokens, and rows turn by another distance.
+        if not self._runner.model_config.model_is_mrope:
+            self._report("turned too far or too little", shifts != claim.positions - claim.source_positions, dst)
+        self._token[dst], self._position[dst] = claim.tokens, claim.positions
         self._content[dst], self._is_computed[dst] = self._hash(dst), False
         self._report("copied wrongly", self._content[dst] != content, dst)
         for each, was in zip(self._beside, beside, strict=True):
