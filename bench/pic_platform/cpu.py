@@ -51,6 +51,9 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
             return
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND
+        # For gpt-oss SGLang would take the experts of the package triton_kernels where that is installed.
+        if server_args.moe_runner_backend == "auto":
+            server_args.moe_runner_backend = "triton"
         # The scheduler's idle loop would otherwise take a whole core from the model and from the clients.
         server_args.sleep_on_idle = True
         # SGLang sizes the KV pool by the free memory, which on a CPU other processes need too.
