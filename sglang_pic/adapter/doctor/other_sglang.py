@@ -116,7 +116,9 @@ def _contract() -> Iterator[tuple[Symbol, str]]:
     yield from ((symbol, _WITH_HTTP) for symbol in HTTP)
     needing = _servers_of_tables()
     for table, symbols in FEATURES.items():
-        yield from ((symbol, f"servers with {' or '.join(needing[table])}") for symbol in symbols)
+        # A table that no line of the matrix names has the name of its option.
+        servers = " or ".join(needing.get(table, [f"`{table}`"]))
+        yield from ((symbol, f"servers with {servers}") for symbol in symbols)
     for backend, paths in ATTENTION_BODIES.items():
         yield from ((Symbol(path), f"servers with the prefill attention backend {backend}") for path in paths)
 
