@@ -29,6 +29,7 @@ from sglang_pic.adapter.features.hicache import hicache_tree, store
 from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
+from sglang_pic.adapter.features.images import Images
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.features.tenants import Tenants
 from sglang_pic.adapter.features.window_rows import WindowRowsInTree, keep_rows
@@ -287,7 +288,8 @@ def _make_cache(
         steps=_steps(ctx, model.splicer),
         series=Series(plan_metrics.METRICS, labels),
     )
-    if isinstance(tree, HiCacheTree) and not path.splicer.view.index and not model.drafts:
+    sets_all_keys = not (path.splicer.view.index or model.drafts or isinstance(media, Images))
+    if isinstance(tree, HiCacheTree) and sets_all_keys:
         tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
         features.add(tree.store)
     tree.serve_with(

@@ -103,7 +103,7 @@ def test_a_server_with_sglangs_own_cache_is_refused_nothing(entry: Support) -> N
 
 
 @pytest.mark.feature(
-    "images with HiCache or PD disaggregation",
+    "images with a store of HiCache or PD disaggregation",
     "images with DP attention",
     "images with --moe-a2a-backend or --moe-dense-tp-size",
     "images on untested models",
@@ -111,7 +111,7 @@ def test_a_server_with_sglangs_own_cache_is_refused_nothing(entry: Support) -> N
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("enable_hierarchical_cache", True),
+        ("server_args.hicache_storage_backend", "file"),
         ("server_args.disaggregation_mode", "prefill"),
         ("server_args.attn_dp_size", 2),
         ("server_args.moe_a2a_backend", "deepep"),

@@ -135,6 +135,8 @@ SERVERS = {
     "dsa_page64.tp2": _float32("tiny-dsa", 64, "--tp-size", "2", is_slow=True),
     # With every commit their models run without a server: tests/adapter/test_media.py, test_windows.py.
     "qwen_vl_page1": _float32("tiny-qwen2.5-vl", 1, config=AUDITED, is_slow=True),
+    "qwen_vl_page1.host": _float32("tiny-qwen2.5-vl", 1, "--max-total-tokens", "3072", *_HOST, is_slow=True),
+    "qwen_vl_page64.host": _float32("tiny-qwen2.5-vl", 64, "--max-total-tokens", "3072", *_HOST, is_slow=True),
     "gemma3_page1": _float32("tiny-gemma3", 1, is_slow=True),
     "gpt_oss_page16": _float32("tiny-gpt-oss", 16, is_slow=True),
     "llama4_page16": _float32("tiny-llama4", 16, is_slow=True),

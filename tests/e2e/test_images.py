@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,14 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.e2e.servers import on_servers
+from tests.e2e.servers import on_each_server, on_servers
 from tests.e2e.serving import Answer, Client, assert_same, random_tokens
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.feature("images in prompts", "Qwen2_5_VLForConditionalGeneration", "MRotaryEmbedding"),
-    on_servers("qwen_vl_page1"),
 ]
+on_device = on_servers("qwen_vl_page1")
+on_host = on_each_server("qwen_vl_page1.host", "qwen_vl_page64.host")
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
@@ -42,6 +44,7 @@ def ask(client: Client, text: str, images: Sequence[str], pic: object = None) ->
 A, B, C = image(1, 280, 196), image(2, 196, 280), image(3, 140, 336)
 
 
+@on_device
 def test_shift_zero_equals_full_prefill(client: Client) -> None:
     """In float32; the full prefill has several chunks, and answers are decoded behind images."""
     text = IMAGE.join(words(client, seed, count) for seed, count in ((1, 150), (2, 90), (3, 60)))
@@ -52,6 +55,7 @@ def test_shift_zero_equals_full_prefill(client: Client) -> None:
     assert_same(full, spliced)
 
 
+@on_device
 def test_equal_text_around_another_image_shares_no_row_of_the_image(client: Client) -> None:
     before, behind = words(client, 11, 150), words(client, 12, 60)
     full = ask(client, before + IMAGE + behind, [C], {"mode": "off"})
@@ -61,6 +65,7 @@ def test_equal_text_around_another_image_shares_no_row_of_the_image(client: Clie
     assert_same(full, spliced)
 
 
+@on_device
 def test_moved_images_in_mixed_batches(client: Client) -> None:
     """Behind another image, beside requests with and without media; every slot is given back."""
     body = words(client, 21, 100) + IMAGE + words(client, 22, 90)
@@ -78,3 +83,42 @@ def test_moved_images_in_mixed_batches(client: Client) -> None:
     assert answers[1].chunk_hit_tokens == answers[2].chunk_hit_tokens == 0
     assert client.audit()["num_audited"] == 0, "an audit would compute token ids alone"
     assert client.counters()["audit_skipped_requests:media"] > 0
+
+
+def leave_for_the_host(client: Client) -> None:
+    """Compute other text until none of what was there before is on the device."""
+    pool = json.loads(client.server.get("/server_info"))["max_total_tokens"]
+    for number in range(-(-pool // 600) + 1):
+        client.generate(random_tokens(100 + number, 600), max_new_tokens=1)
+
+
+@pytest.mark.feature("HiCache with images")
+@on_host
+def test_images_whose_rows_left_for_the_host_are_spliced_at_shift_zero(client: Client) -> None:
+    text = IMAGE.join(words(client, seed, count) for seed, count in ((1, 150), (2, 190), (3, 160)))
+    full = ask(client, text, [A, B])
+    assert full.cached_tokens == 0
+    leave_for_the_host(client)
+    spliced = ask(client, text, [A, B])
+    assert spliced.fetched_tokens == spliced.chunk_hit_tokens > full.prompt_tokens - 128
+    assert_same(full, spliced)
+
+
+@pytest.mark.feature("HiCache with images")
+@on_host
+def test_moved_images_are_spliced_from_the_host_as_from_the_device(client: Client) -> None:
+    """To the last bit; behind another image, so that rows move by another distance than their keys are rotated."""
+    body = words(client, 21, 200) + IMAGE + words(client, 22, 190)
+    moved = words(client, 23, 60) + IMAGE + words(client, 24, 40) + body + words(client, 25, 70)
+    answers = []
+    for leaves in (False, True):
+        client.flush()
+        ask(client, body, [A])
+        if leaves:
+            leave_for_the_host(client)
+        answers.append(ask(client, moved, [B, A]))
+    device, host = answers
+    assert device.fetched_tokens == 0 < host.fetched_tokens == host.chunk_hit_tokens
+    assert host.chunk_hit_tokens == device.chunk_hit_tokens > 70 + 200
+    assert_same(device, host)
+    assert not [name for name in client.counters() if name.startswith("store_")], "no store can be attached"

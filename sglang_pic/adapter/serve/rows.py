@@ -48,7 +48,7 @@ class Rows(NamedTuple):
     window_slots: torch.Tensor | None = None
     """Slots of the same tokens as `slots` in the pool for windows, if there is one; then nothing is on the host."""
     turn: int | None = None
-    """Positions by which the keys are rotated; None for the run's shift. If set, nothing is on the host."""
+    """Positions by which the keys are rotated; None for the run's shift."""
 
 
 class HostRows(Protocol):
