@@ -31,7 +31,8 @@ def install() -> None:
         return
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
     index: Any = import_module("sglang.srt.mem_cache.pool_host.dsa")
-    for pool in (base.HostKVCache, index.DSAIndexerPoolHost):
+    keys: Any = import_module("sglang.srt.mem_cache.pool_host.mha")
+    for pool in (base.HostKVCache, index.DSAIndexerPoolHost, keys.MHATokenToKOnlyPoolHost):
         pool.__init__ = _without_pinning(pool.__init__)
     for name in _POOL_MODULES:
         module = import_module(name)

@@ -288,7 +288,8 @@ def _make_cache(
         steps=_steps(ctx, model.splicer),
         series=Series(plan_metrics.METRICS, labels),
     )
-    sets_all_keys = not (path.splicer.view.index or model.drafts or isinstance(media, Images))
+    view = path.splicer.view
+    sets_all_keys = not (view.index or view.index_rows or model.drafts or isinstance(media, Images))
     if isinstance(tree, HiCacheTree) and sets_all_keys:
         tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
         features.add(tree.store)
@@ -361,7 +362,7 @@ def _read_host(
 
     group = tree.cache_controller.mem_pool_host
     host_pool, token_bytes, index_pool = group.anchor_entry.host_pool, group.anchor_entry.host_pool.size_per_token, None
-    if splicer.view.index:
+    if splicer.view.index or splicer.view.index_rows:
         index_pool = group.get_pool(PoolName.INDEXER)
         token_bytes += index_pool.size_per_token
     splicer.bind_host(view_host_pool(host_pool, splicer.view, index_pool))

@@ -7,8 +7,8 @@ tensor of rows that begins at the layer's first one, and a host slot is an index
     page_first          slot, layer           row of slot s: s * layers
     page_first_direct   page, layer, slot     row of slot s: (s // page) * layers * page + s % page
 
-Index keys of these slots lie in a pool beside it, a page of them together: page after page of one layer, or those of
-all layers of one page.
+Index keys of these slots lie in a pool beside it: as rows (`HostView.index_rows`), or a page of them together: page
+after page of one layer, or those of all layers of one page.
 
 A draft has host pools of its own over the same slots, or its layers follow those of its target in the target's pools.
 """
@@ -27,6 +27,7 @@ from sglang_pic.runtime.views import PoolKind, PoolView
 
 KNOWN_HOST_POOLS: Final = {"MHATokenToKVPoolHost": PoolKind.MHA, "MLATokenToKVPoolHost": PoolKind.MLA}
 INDEX_HOST_POOL: Final = "DSAIndexerPoolHost"
+INDEX_ROWS_HOST_POOL: Final = "MHATokenToKOnlyPoolHost"
 LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct")
 OTHER_LAYOUT: Final = Refused(
     "rows are not whole there", f"start with --hicache-mem-layout {', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}"
@@ -47,6 +48,8 @@ class HostView:
         index: per layer the index keys `[num_pages, 1, PAGE_BYTES]`, pages of all layers among them, as in `PoolView`;
             of no length where a layer has none, empty where no layer has any.
         index_step: from the index keys of a page to those of the next, in pages.
+        index_rows: the rows of `PoolView.index_rows` in the same slots, of no length where a layer has none; None if no
+            layer has any.
     """
 
     keys: tuple[Tensor, ...]
@@ -56,6 +59,7 @@ class HostView:
     slot_rows: int
     index: tuple[Tensor, ...] = ()
     index_step: int = 1
+    index_rows: HostView | None = None
 
     def rows(self, slots: Tensor) -> Tensor:
         """The rows of host slots, `[n]` int64 in host memory, as indices into `keys` and `values`."""
@@ -90,31 +94,63 @@ def view_host_pool(
         raise UnsupportedError(OTHER_HOST_POOL.line(f"the host pool {name}"))
     if pool.layout not in LAYOUTS:
         raise UnsupportedError(OTHER_LAYOUT.line(f"--hicache-mem-layout {pool.layout}"))
-    layers, page_size, size = pool.layer_num, pool.page_size, pool.size
+    layers, size = pool.layer_num, pool.size
     first = 0 if packed_at is None else pool.target_layer_num + packed_at
-    if layers < first + view.num_layers or size % page_size:
+    if layers < first + view.num_layers or size % pool.page_size:
         raise ContractError(f"{name}: {layers} layers and {size} slots; this version was built for SGLang 0.5.23.")
-    layer_rows, page_rows, slot_rows = {
-        "layer_first": (size, page_size, 1),
-        "page_first": (1, page_size * layers, layers),
-        "page_first_direct": (page_size, page_size * layers, 1),
-    }[pool.layout]
     buffers = (pool.kv_buffer,) if view.kind is PoolKind.MLA else tuple(pool.kv_buffer)
     shapes = [each[0].shape[1:] for each in (view.keys, view.values) if each]
-    found = []
-    dtype = view.keys[0].dtype
-    for buffer, shape in zip(buffers, shapes, strict=True):
-        if buffer.nbytes != size * layers * shape.numel() * dtype.itemsize:
-            raise ContractError(
-                f"{name}: {tuple(buffer.shape)} {buffer.dtype} for rows of {tuple(shape)} {view.dtype}."
-            )
-        flat = buffer.view(dtype).view(size * layers, *shape)
-        # From each layer's first row on as many as the last one has.
-        num_rows = len(flat) - layer_rows * (layers - 1)
-        found.append(tuple(flat[layer_rows * (first + layer) :][:num_rows] for layer in range(view.num_layers)))
-    keys, *values = found
+    keys, *values = (
+        _by_layer(pool, buffer, shape, view.keys[0].dtype)[first:][: view.num_layers]
+        for buffer, shape in zip(buffers, shapes, strict=True)
+    )
     index, index_step = _view_index(index_pool, view, packed_at) if view.index else ((), 1)
-    return HostView(keys, values[0] if values else (), page_size, page_rows, slot_rows, index, index_step)
+    return HostView(
+        keys,
+        values[0] if values else (),
+        *_steps(pool),
+        index,
+        index_step,
+        _view_index_rows(index_pool, view) if view.index_rows else None,
+    )
+
+
+def _steps(pool: Any) -> tuple[int, int, int]:
+    """The slots of a page of a host pool, the rows from one page to the next, and from one slot of it to the next."""
+    size = pool.page_size
+    page_rows, slot_rows = {
+        "layer_first": (size, 1),
+        "page_first": (size * pool.layer_num, pool.layer_num),
+        "page_first_direct": (size * pool.layer_num, 1),
+    }[pool.layout]
+    return size, page_rows, slot_rows
+
+
+def _by_layer(pool: Any, buffer: Tensor, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The rows of each layer of a host pool's buffer: from the layer's first one on as many as the last layer has."""
+    layers, size = pool.layer_num, pool.size
+    if buffer.nbytes != size * layers * shape.numel() * dtype.itemsize:
+        found = f"{type(pool).__name__}: {tuple(buffer.shape)} {buffer.dtype}"
+        raise ContractError(f"{found} for rows of {tuple(shape)} {dtype}.")
+    flat = buffer.view(dtype).view(size * layers, *shape)
+    layer_rows = {"layer_first": size, "page_first": 1, "page_first_direct": pool.page_size}[pool.layout]
+    num_rows = len(flat) - layer_rows * (layers - 1)
+    return tuple(flat[layer_rows * layer :][:num_rows] for layer in range(layers))
+
+
+def _view_index_rows(index_pool: Any, view: PoolView) -> HostView:
+    """The view of the host pool of index keys that are rows, which has a layer for each one that has any."""
+    name = type(index_pool).__name__
+    if name != INDEX_ROWS_HOST_POOL:
+        raise UnsupportedError(OTHER_HOST_POOL.line(f"the host pool {name} of index keys"))
+    filled = [rows for rows in view.index_rows if rows is not None]
+    if index_pool.layer_num != len(filled):
+        raise ContractError(f"{name}: {index_pool.layer_num} layers; this version was built for SGLang 0.5.23.")
+    found = _by_layer(index_pool, index_pool.k_buffer, filled[0].shape[1:], filled[0].dtype)
+    layers = iter(found)
+    return HostView(
+        tuple(found[0][:0] if rows is None else next(layers) for rows in view.index_rows), (), *_steps(index_pool)
+    )
 
 
 def _view_index(index_pool: Any, view: PoolView, packed_at: int | None) -> tuple[tuple[Tensor, ...], int]:

@@ -29,7 +29,6 @@ from sglang_pic.runtime.views import PoolKind, PoolView
 
 logger = logging.getLogger(__name__)
 
-INDEX_FETCH = Refused("rows of index keys are not read from the host yet", "start without --enable-hierarchical-cache")
 UNFUSED_FETCH = Refused("only the fused kernel reads them", "start without --enable-hierarchical-cache")
 
 
@@ -41,8 +40,12 @@ class _Group:
     keys: LayerBuffers
     values: LayerBuffers | None
     """None if `keys` are whole rows: latent rows or index keys."""
-    is_window: bool
+    layers: Sequence[int]
+    """Their indices in the pool."""
+    is_window: bool = False
     """Whether their rows are in the window pool."""
+    is_index: bool = False
+    """Whether `keys` are index keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,16 +101,17 @@ class Splicer:
                 rope=rope.to(view.device),
                 keys=LayerBuffers([view.keys[index] for index in part], name="keys"),
                 values=LayerBuffers([view.values[index] for index in part], name="values") if view.values else None,
+                layers=part,
                 is_window=is_window,
             )
             for rope, indices in geometry.groups()
             for is_window, part in _by_pool(view, indices)
         ]
         for rope, indices in geometry.groups() if view.index_rows else ():
-            of_layers = [rows for index in indices if (rows := view.index_rows[index]) is not None]
+            of_layers = {index: rows for index in indices if (rows := view.index_rows[index]) is not None}
             if of_layers:
-                keys = LayerBuffers(of_layers, name="index keys")
-                self._groups.append(_Group(rope.to(view.device), keys, values=None, is_window=False))
+                keys = LayerBuffers([*of_layers.values()], name="index keys")
+                self._groups.append(_Group(rope.to(view.device), keys, None, [*of_layers], is_index=True))
 
     def splice(self, src: Tensor, dst: Tensor, shifts: Tensor, windows: Tensor | None = None) -> None:
         """Copy the rows of `src` to `dst` in all layers, keys rotated by each token's shift.
@@ -129,7 +133,9 @@ class Splicer:
                 or shared by both, or a shift exceeds `max_shift`. Nothing was written. On an accelerator values are
                 not checked: reading them back would stall the stream.
         """
-        self._move(src, dst, shifts, [None] * len(self._groups), windows)
+        if windows is None and self.view.windows is not None:
+            windows = self.view.windows.slots[src]
+        self._move([src if not group.is_window or windows is None else windows for group in self._groups], dst, shifts)
         self._move_index(src, dst, shifts, [None] * len(self._index))
 
     def bind_host(self, host: HostView) -> None:
@@ -138,16 +144,16 @@ class Splicer:
         Raises:
             UnsupportedError: the fused kernel, the only one that reads host memory, does not cover the pool's rows.
         """
-        if self.view.index_rows:
-            raise UnsupportedError(INDEX_FETCH.line("block-sparse attention with a host pool"))
         choices = [self._choose(group) for group in self._groups]
         choices += [choose_index(each.pages, each.form.rope) for each in self._index]
         if self.view.device.type != "cpu" and any(choice.backend is Backend.EAGER for choice in choices):
             raise UnsupportedError(UNFUSED_FETCH.line(f"rows of {self.view.dtype} in a host pool"))
         sources = []
-        for _, indices in self.geometry.groups():
-            layers = [host.keys[index] for index in indices], [host.values[index] for index in indices if host.values]
-            sources.append(Source(*(LayerBuffers(each, name="host rows") for each in layers if each)))
+        for group in self._groups:
+            there = _part(host, group)
+            keys = LayerBuffers([there.keys[layer] for layer in group.layers], name="host rows")
+            values = [there.values[layer] for layer in group.layers] if group.values is not None else None
+            sources.append(Source(keys, None if values is None else LayerBuffers(values, name="host rows")))
         index = [LayerBuffers([host.index[layer] for layer in each.layers], name="host index") for each in self._index]
         self._host = host, sources, index
 
@@ -165,36 +171,30 @@ class Splicer:
         """
         assert self._host is not None, "no host pool is bound"
         host, sources, index = self._host
-        rows = _bring(host.rows(host_slots), dst.device)
-        self._move(rows, dst, shifts, sources)
+        parts = {
+            each: _bring(each.rows(host_slots), dst.device) for each in {_part(host, group) for group in self._groups}
+        }
+        self._move([parts[_part(host, group)] for group in self._groups], dst, shifts, sources)
         if self._index:
             self._move_index(_bring(host.index_slots(host_slots), dst.device), dst, shifts, index)
 
     def _move(
-        self,
-        src: Tensor,
-        dst: Tensor,
-        shifts: Tensor,
-        sources: Sequence[Source | None],
-        windows: Tensor | None = None,
+        self, read: Sequence[Tensor], dst: Tensor, shifts: Tensor, sources: Sequence[Source | None] | None = None
     ) -> None:
-        if src.numel() and self.view.device.type == "cpu" and shifts.numel():
+        """Move rows from the slots that each group reads."""
+        if dst.numel() and self.view.device.type == "cpu" and shifts.numel():
             farthest = max(abs(int(bound)) for bound in shifts.aminmax())
             if farthest > self._max_shift:
                 raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
-        here = there = None
-        if self.view.windows is not None:
-            table = self.view.windows.slots
-            here, there = table[src] if windows is None else windows, table[dst]
-        for group, source in zip(self._groups, sources, strict=True):
-            read, written = (here, there) if group.is_window else (src, dst)
-            assert read is not None
+        windows = None if self.view.windows is None else self.view.windows.slots[dst]
+        for group, src, source in zip(self._groups, read, sources or [None] * len(read), strict=True):
+            written = windows if group.is_window else dst
             assert written is not None
             if group.values is None:
                 rope_offset = self.view.rope_offset
-                splice_mla(group.keys, read, written, shifts, group.rope, rope_offset=rope_offset, source=source)
+                splice_mla(group.keys, src, written, shifts, group.rope, rope_offset=rope_offset, source=source)
             else:
-                splice_mha(group.keys, group.values, read, written, shifts, group.rope, source=source)
+                splice_mha(group.keys, group.values, src, written, shifts, group.rope, source=source)
 
     def _move_index(self, src: Tensor, dst: Tensor, shifts: Tensor, sources: Sequence[LayerBuffers | None]) -> None:
         for each, source in zip(self._index, sources, strict=True):
@@ -209,6 +209,14 @@ class Splicer:
         if group.values is None:
             return choose_mla(group.keys, group.rope, rope_offset=self.view.rope_offset)
         return choose_mha(group.keys, group.values, group.rope)
+
+
+def _part(host: HostView, group: _Group) -> HostView:
+    """The view of the host's rows of a group."""
+    if not group.is_index:
+        return host
+    assert host.index_rows is not None, "layers with index keys have them on the host"
+    return host.index_rows
 
 
 def _bring(slots: Tensor, device: torch.device) -> Tensor:

@@ -263,6 +263,8 @@ def _view_blocks(pool: _BlockPool) -> PoolView:
     except AttributeError as error:
         raise ContractError(_MISSING.format(f"{BLOCK_POOL}.{error.name}")) from error
     layers = range(main.start_layer, main.start_layer + main.num_layers)
+    if not rows:
+        return main
     return replace(main, index_rows=tuple(rows[places[layer]] if layer in places else None for layer in layers))
 
 

@@ -316,7 +316,7 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
     ],
     "a store of HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT} {_FILES}", {})],
     "a store of HiCache with a sparse-attention indexer": [(_DSA, f"{_HOST} {_FILES}", {})],
-    "HiCache with block-sparse attention": [("MiniMax-M3", _HOST, {})],
+    "a store of HiCache with block-sparse attention": [("MiniMax-M3", f"{_HOST} {_FILES}", {})],
     "--hicache-host-memory-mode": [(_QWEN, f"{_HOST} --hicache-host-memory-mode buffer_only {_FILES}", {})],
     "--hicache-mem-layout": [(_QWEN, f"{_HOST} --hicache-mem-layout page_head", {})],
     "--hicache-storage-backend": [

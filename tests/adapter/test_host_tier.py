@@ -19,7 +19,7 @@ from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
-from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost, MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -252,7 +252,41 @@ def test_index_keys_are_read_where_sglang_put_them(layout: str) -> None:
         view_host_pool(host_rows, view)
 
 
-@pytest.mark.feature("a store of HiCache with a sparse-attention indexer")
+@pytest.mark.feature("HiCache with block-sparse attention")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_index_keys_in_rows_are_read_where_sglang_put_them(layout: str, dtype: torch.dtype) -> None:
+    """As if they had never left the device; a layer without an indexer has none there either."""
+    (pool,), host, (plain,) = pools("mha", 16, layout, torch.bfloat16)
+    common: dict[str, Any] = {"size": 128, "page_size": 16, "dtype": dtype, "head_num": 1, "head_dim": 64}
+    keys = memory_pool.MHATokenToKOnlyPool(**common, layer_num=2, device="cpu", enable_memory_saver=False)
+    for buffer in keys.k_buffer:
+        buffer.copy_(torch.randn(buffer.shape).to(dtype).view(buffer.dtype))
+    host_keys = MHATokenToKOnlyPoolHost(keys, host, layout)
+    rows = [buffer.view(dtype) for buffer in keys.k_buffer]
+    view = dataclasses.replace(view_pool(pool), index_rows=(rows[0], None, rows[1]))
+    splicer = Splicer(view, plain.geometry)
+    splicer.bind_host(view_host_pool(host, view, host_keys))
+    slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
+    back_up([pool], host, host_slots, slots)
+    if layout == "page_first":
+        for row, buffer in zip(host_keys.k_data_refs, keys.k_buffer, strict=True):
+            row.view(torch.uint8)[host_slots] = buffer.view(torch.uint8)[slots]
+    else:
+        host_keys.backup_from_device_all_layer(keys, host_slots, slots, "direct")
+    dst, shifts = torch.arange(64, 100), torch.full((36,), 77)
+    splicer.splice(slots[5:41], dst, shifts)
+    there = [buffer[dst].clone() for buffer in keys.k_buffer]
+    assert_fetched_as_spliced(splicer, host_slots, slots)
+    for buffer, expected in zip(keys.k_buffer, there, strict=True):
+        assert torch.equal(buffer[dst].view(torch.uint8), expected.view(torch.uint8))
+    with pytest.raises(UnsupportedError, match="the host pool NoneType of index keys"):
+        view_host_pool(host, view)
+
+
+@pytest.mark.feature(
+    "a store of HiCache with a sparse-attention indexer", "a store of HiCache with block-sparse attention"
+)
 def test_no_store_is_attached_beside_index_keys() -> None:
     """SGLang asks the tree, and passes the reason on to whoever wanted it."""
     tree: Any = HiCacheTree.__new__(HiCacheTree)

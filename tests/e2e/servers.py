@@ -141,6 +141,8 @@ SERVERS = {
     "gpt_oss_page16": _float32("tiny-gpt-oss", 16, is_slow=True),
     "llama4_page16": _float32("tiny-llama4", 16, is_slow=True),
     "minimax_page16": _float32("tiny-minimax", 16, is_slow=True),
+    "minimax_page16.host": _float32("tiny-minimax", 16, "--max-total-tokens", "3072", *_HOST, is_slow=True),
+    "minimax_page64.host": _float32("tiny-minimax", 64, "--max-total-tokens", "3072", *_HOST, is_slow=True),
     # Layers with recurrent state: SGLang's own cache, with six states beside those of three running requests.
     "qwen3_next": SharedServer(
         "tiny-qwen3-next",

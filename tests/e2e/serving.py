@@ -273,6 +273,13 @@ def random_tokens(seed: int, count: int) -> list[int]:
     return [rng.randrange(1000, 40000) for _ in range(count)]
 
 
+def leave_for_the_host(client: Client) -> None:
+    """Compute other text until none of what was there before is on the device."""
+    pool = json.loads(client.server.get("/server_info"))["max_total_tokens"]
+    for number in range(-(-pool // 600) + 1):
+        client.generate(random_tokens(100 + number, 600), max_new_tokens=1)
+
+
 def assert_same(one: Answer, other: Answer) -> None:
     """The same tokens and, in float32, the same distribution of the first one."""
     assert other.ids == one.ids

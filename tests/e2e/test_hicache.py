@@ -14,7 +14,15 @@ import pytest
 from pic_bench.compare.server import free_port
 
 from tests.e2e.servers import on_each_server
-from tests.e2e.serving import Answer, Client, assert_same, random_tokens, serve, wait_until
+from tests.e2e.serving import (
+    Answer,
+    Client,
+    assert_same,
+    leave_for_the_host,
+    random_tokens,
+    serve,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("HiCache")]
 TEXT = random_tokens(1, 500)
@@ -26,20 +34,34 @@ def served(client: Client, *, on_host: bool) -> Answer:
     client.flush()
     client.generate(TEXT)
     if on_host:
-        pool = json.loads(client.server.get("/server_info"))["max_total_tokens"]
-        for number in range(-(-pool // 600) + 1):
-            client.generate(random_tokens(100 + number, 600), max_new_tokens=1)
+        leave_for_the_host(client)
     return client.generate(MOVED)
 
 
-@pytest.mark.feature("HiCache with DP attention")
-@on_each_server("gqa_page1.small_pool", "mla_page16_tp2", "dsa_page64.host", "mtp_page1_dp2.host")
+@pytest.mark.feature("HiCache with DP attention", "HiCache with block-sparse attention")
+@on_each_server(
+    *("gqa_page1.small_pool", "mla_page16_tp2", "dsa_page64.host", "mtp_page1_dp2.host"),
+    *("minimax_page16.host", "minimax_page64.host"),
+)
 def test_moved_text_is_spliced_from_the_host_as_from_the_device(client: Client) -> None:
     """To the last bit: the rows are the same, and so is their rotation."""
     device, host = (served(client, on_host=on_host) for on_host in (False, True))
     assert device.fetched_tokens == 0 < host.fetched_tokens == host.chunk_hit_tokens
     assert host.chunk_hit_tokens == device.chunk_hit_tokens > 400
     assert_same(device, host)
+
+
+@pytest.mark.feature("HiCache with block-sparse attention")
+@on_each_server("minimax_page16.host", "minimax_page64.host")
+def test_shift_zero_from_the_host_equals_full_prefill(client: Client) -> None:
+    """In float32; answers are decoded from what was spliced."""
+    client.flush()
+    full = client.generate(TEXT)
+    assert full.cached_tokens == 0
+    leave_for_the_host(client)
+    spliced = client.generate(TEXT)
+    assert spliced.fetched_tokens == spliced.chunk_hit_tokens > 400
+    assert_same(full, spliced)
 
 
 class Store(NamedTuple):

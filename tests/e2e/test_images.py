@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.servers import on_each_server, on_servers
-from tests.e2e.serving import Answer, Client, assert_same, random_tokens
+from tests.e2e.serving import Answer, Client, assert_same, leave_for_the_host, random_tokens
 
 pytestmark = [
     pytest.mark.e2e,
@@ -83,13 +82,6 @@ def test_moved_images_in_mixed_batches(client: Client) -> None:
     assert answers[1].chunk_hit_tokens == answers[2].chunk_hit_tokens == 0
     assert client.audit()["num_audited"] == 0, "an audit would compute token ids alone"
     assert client.counters()["audit_skipped_requests:media"] > 0
-
-
-def leave_for_the_host(client: Client) -> None:
-    """Compute other text until none of what was there before is on the device."""
-    pool = json.loads(client.server.get("/server_info"))["max_total_tokens"]
-    for number in range(-(-pool // 600) + 1):
-        client.generate(random_tokens(100 + number, 600), max_new_tokens=1)
 
 
 @pytest.mark.feature("HiCache with images")
