@@ -142,7 +142,6 @@ class Pins(Feature):
         self._now = now
         # Oldest first, by the client's namespace; shrinks when pins end.
         self._pins: dict[tuple[Namespace, str], _Pin] = {}
-        self._lookahead = index.names.lookahead
         self._prompts = defaultdict[Hashable, _SortedPrompts](partial(_SortedPrompts, index.names))
         self.num_tokens = 0
         """KV slots locked by pins."""
@@ -248,7 +247,8 @@ class Pins(Feature):
 
     def _hold(self, key: tuple[Namespace, str], req: Req, tree: Tree, refused: PinEnd | None) -> None:
         prompt = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        length = len(req.origin_input_ids) - self._lookahead
+        lookahead = self._index.names.lookahead
+        length = len(req.origin_input_ids) - lookahead
         length -= length % tree.page_size
         found = tree.match_prefix(MatchPrefixParams(key=prompt))
         if refused is None and (not 0 < length <= self._max_tokens or found.device_prefix_len < length):
@@ -256,8 +256,8 @@ class Pins(Feature):
         if refused is not None:
             self._series.add(ENDED, value=refused.value)
             return
-        space, tokens = Namespace(req.extra_key, req.cache_salt), tokens_of(req, length)
-        data, options = tokens_of(req, length + self._lookahead).tobytes(), req.pic.options
+        space, named = Namespace(req.extra_key, req.cache_salt), tokens_of(req, length + lookahead)
+        tokens, data, options = named[:length], named.tobytes(), req.pic.options
         info = msgspec.structs.replace(_describe(key, tokens), priority=options.pin_priority, ttl_s=options.pin_ttl_s)
         ends_at = inf if info.ttl_s is None else self._now() + info.ttl_s
         # NOTE: locked before the older pin of this name is released, so that rows of both are always protected. If
@@ -284,9 +284,8 @@ class Pins(Feature):
             self._release(pin, tree, reason)
 
     def _release(self, pin: _Pin, tree: Tree, reason: PinEnd) -> None:
-        tokens = _tokens(pin.data)
         pin.locks.close()
-        self._index.unpin(pin.space, tokens[: len(tokens) - self._lookahead])
+        self._index.unpin(pin.space, _tokens(pin.data)[: pin.info.tokens])
         prompts = self._prompts[pin.space]
         self.num_tokens -= prompts.remove(pin.data)
         self._num_bytes -= pin.num_bytes
