@@ -29,6 +29,7 @@ MODEL_NAMES: dict[str, str] = {
     "tiny-dsa": "4-layer DeepSeek-V3.2 (MLA, MoE, an indexer that chooses 64 tokens), likewise",
     "tiny-dsa-mtp": "4-layer DeepSeek-V3.2 with an MTP layer (NEXTN) that has an indexer of its own, likewise",
     "tiny-qwen2.5-vl": "4-layer Qwen2.5-VL (M-RoPE, a vision tower of two layers), likewise",
+    "tiny-qwen2.5-vl-eagle3": "EAGLE3 head for tiny-qwen2.5-vl, with its own layers: --speculative-draft-model-path",
     "tiny-gemma3": "4-layer Gemma 3 (windows of 48, two rotations) with seeded random weights, likewise",
     "tiny-gpt-oss": "4-layer gpt-oss (windows of 48, attention sinks, MoE, YaRN), for --dtype float32, likewise",
     "tiny-qwen3-next": "4-layer Qwen3-Next (the gated delta rule in three layers, MoE) with recurrent state, likewise",

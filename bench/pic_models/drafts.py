@@ -1,9 +1,10 @@
 """Drafts for speculative decoding beside the tiny models: `tiny-gqa-eagle`, `tiny-gqa-eagle3`, `tiny-mtp`,
-`tiny-dsa-mtp`, whose draft has an indexer as its target, and `tiny-mimo`, which has a head for each step.
+`tiny-dsa-mtp`, whose draft has an indexer as its target, `tiny-mimo`, which has a head for each step, and
+`tiny-qwen2.5-vl-eagle3`, which takes the embeddings of images.
 
 A draft with random weights never guesses a token. All but one are made of layers of their target, so that some guesses
-are right and how many depends on every row of the draft's KV; the target's hidden states enter with a seeded share. The
-EAGLE3 head is random: its layer reads the tokens through attention alone.
+are right and how many depends on every row of the draft's KV; the target's hidden states enter with a seeded share.
+`tiny-gqa-eagle3` is random: its layer reads the tokens through attention alone.
 """
 
 from __future__ import annotations
@@ -47,12 +48,20 @@ _DSA_MTP = tiny.Recipe(
     },
 )
 
+_QWEN_VL = tiny.RECIPES["tiny-qwen2.5-vl"]
+
+_EAGLE3: Config = _TARGET.config | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "draft_vocab_size": _TARGET.config["vocab_size"],
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True},
+}
+
 _NUM_HEADS = 3
 
 
 def fingerprint() -> str:
     """Identifies the recipes that drafts are made from, and the way they are made."""
-    made_from = ":".join(map(tiny.fingerprint, (_TARGET, _MTP, _DSA_MTP, tiny.MIMO)))
+    made_from = ":".join(map(tiny.fingerprint, (_TARGET, _MTP, _DSA_MTP, _QWEN_VL, tiny.MIMO)))
     return f"drafts:{made_from}:v{_DRAFT_VERSION}"
 
 
@@ -91,11 +100,42 @@ def _write_eagle3(target: Path, progress: Progress) -> None:
     kept["fc.weight"] = _share(hidden, 3 * hidden) / _HIDDEN_SHARE
     kept["norm.weight"] = drawn["model.norm.weight"]
     kept["lm_head.weight"] = drawn["lm_head.weight"]
-    config: Config = _TARGET.config | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": _TARGET.config["vocab_size"],
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True},
-        "num_hidden_layers": 1,
+    tiny.write_folder(target, _EAGLE3 | {"num_hidden_layers": 1}, kept, progress)
+
+
+def _write_qwen_vl_eagle3(target: Path, progress: Progress) -> None:
+    """All but the last of the target's layers, above one that adds a token's embedding to the hidden state.
+
+    That layer attends to the token itself. With HiCache SGLang serves no draft that has more layers than its target.
+    """
+    import torch
+
+    progress("making the EAGLE3 head")
+    drawn, hidden = tiny.draw_weights(_QWEN_VL), tiny.HIDDEN
+    num_heads, kept = int(str(_QWEN_VL.config["num_attention_heads"])), dict[str, torch.Tensor]()
+    last = f"model.layers.{int(str(_QWEN_VL.config['num_hidden_layers'])) - 1}."
+    for name, given in drawn.items():
+        # SGLang's head has no biases, and other names for the norms behind its first layer.
+        if name.startswith("model.layers.") and not name.startswith(last) and not name.endswith(".bias"):
+            (index, part), weight = name.removeprefix("model.layers.").split(".", 1), given
+            # As many keys as queries, so that the first layer loses no part of a token.
+            if "k_proj" in part or "v_proj" in part:
+                of_heads = given.unflatten(0, (-1, hidden // num_heads))
+                weight = of_heads.repeat_interleave(hidden // len(given), dim=0).flatten(0, 1)
+            kept[f"layers.{int(index) + 1}.{part.replace('input_layernorm', 'hidden_norm')}"] = weight
+    kept |= {name.replace("layers.1.", "midlayer."): weight for name, weight in kept.items() if "layers.1." in name}
+    for part, factor in (("q_proj", 2.0), ("k_proj", 2.0), ("v_proj", 1.0)):
+        beside = [factor * torch.eye(hidden), torch.zeros(hidden, hidden)]
+        kept[f"midlayer.self_attn.{part}.weight"] = torch.cat(beside, dim=1)
+    kept["midlayer.self_attn.o_proj.weight"] = torch.eye(hidden)
+    kept["midlayer.mlp.down_proj.weight"] = torch.zeros_like(kept["layers.1.mlp.down_proj.weight"])
+    kept["midlayer.input_layernorm.weight"] = torch.ones(hidden)
+    kept["fc.weight"] = _share(hidden, 3 * hidden)
+    kept["norm.weight"], kept["lm_head.weight"] = drawn["model.norm.weight"], drawn["lm_head.weight"]
+    config: Config = _EAGLE3 | {
+        "num_hidden_layers": _QWEN_VL.config["num_hidden_layers"],
+        "num_key_value_heads": num_heads,
+        "rope_scaling": _QWEN_VL.config["rope_scaling"],
     }
     tiny.write_folder(target, config, kept, progress)
 
@@ -145,6 +185,7 @@ def _share(rows: int, columns: int) -> torch.Tensor:
 DRAFTS: Final[dict[str, Callable[[Path, Progress], None]]] = {
     "tiny-gqa-eagle": _write_eagle,
     "tiny-gqa-eagle3": _write_eagle3,
+    "tiny-qwen2.5-vl-eagle3": _write_qwen_vl_eagle3,
     "tiny-mtp": partial(_write_mtp, _MTP),
     "tiny-dsa-mtp": partial(_write_mtp, _DSA_MTP),
     "tiny-mimo": _write_mimo,

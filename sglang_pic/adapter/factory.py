@@ -252,7 +252,7 @@ def _make_cache(
 ) -> PicRadixCache:
     """The radix tree with its planning, publication, faults and features."""
     tree, windows, host, cost = _make_tree(ctx, model, path.splicer)
-    media = images.make(ctx)
+    media = images.make(ctx, [draft.runner.model for draft in model.drafts])
     ranks = serving_group(ctx.tp_group)
     logs = ranks is None or ranks.rank_in_group == 0
     events = _make_events(ctx, config, model, media, labels)

@@ -271,7 +271,7 @@ def test_features_that_are_refused(case: str, answers: dict[str, Answer]) -> Non
         assert re.fullmatch(rf"--radix-cache-backend pic does not work with {what}[ :].*{rest}\.", line)
 
 
-_QWEN, _DEEPSEEK, _DSA, _GPT_OSS, _MEDIA = "Qwen3", "DeepSeek-V3", "DeepSeek-V3.2", "gpt-oss", "Qwen3-VL"
+_QWEN, _DEEPSEEK, _DSA, _GPT_OSS = "Qwen3", "DeepSeek-V3", "DeepSeek-V3.2", "gpt-oss"
 _HOST, _PREFILL = "--enable-hierarchical-cache", "--disaggregation-mode prefill"
 _FILES = "--hicache-storage-backend file"
 _DP = "--tp-size 2 --dp-size 2 --enable-dp-attention"
@@ -304,7 +304,6 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
     "--speculative-algorithm": [(_QWEN, _DRAFT.replace("EAGLE", "DFLASH"), {})],
     "mixed chunks beside speculative decoding": [(_QWEN, f"--enable-mixed-chunk {_DRAFT}", {})],
     "mixed chunks with attention in chunks": [("Llama-4", "--enable-mixed-chunk", {})],
-    "a draft model for one that takes media": [(_MEDIA, _DRAFT, {})],
     "SGLANG_DISAGG_STAGING_BUFFER": [(_QWEN, _PREFILL, {"SGLANG_DISAGG_STAGING_BUFFER": "1"})],
     "SGLANG_RUST_SERVER": [(_QWEN, "", {"SGLANG_RUST_SERVER": "1"})],
     "--smg-grpc-mode": [(_QWEN, "--smg-grpc-mode", {})],

@@ -37,8 +37,20 @@ RUNS = ((10, 20), (24, 36))
 HERE, DONOR_SLOTS = torch.arange(1, 1 + END), torch.arange(200, 200 + END)
 
 
+class MediaRunner(Runner):
+    """A target that notes what it embedded, as SGLang's models do of a batch with media."""
+
+    def embed(self, batch: Any) -> torch.Tensor:
+        own = super().embed(batch)
+        batch.mm_input_embeds = own.flatten(1).clone()
+        return own
+
+
 class DraftRunner(Runner):
-    """A draft that reads the target's hidden states beside its tokens, as EAGLE's does, or its tokens only."""
+    """A draft that reads the target's hidden states beside its tokens, as EAGLE's does, or its tokens only.
+
+    With media it is given the tokens' embeddings, except those of the last token of each sequence.
+    """
 
     is_draft_worker = True
 
@@ -49,6 +61,10 @@ class DraftRunner(Runner):
 
     def embed(self, batch: Any) -> torch.Tensor:
         own = super().embed(batch)
+        if batch.mm_input_embeds is not None:
+            given = batch.mm_input_embeds.view_as(own).clone()
+            ends = (batch.extend_start_loc + batch.extend_seq_lens - 1).long()
+            own = given.index_copy(0, ends, own[ends])
         if not self.reads_hidden_states:
             return own
         states = batch.spec_info.hidden_states
@@ -78,10 +94,12 @@ class Pair:
     Of several heads each is given the tokens shifted by one more.
     """
 
-    def __init__(self, *, reads_hidden_states: bool = False, num_heads: int = 1) -> None:
-        self.target = Runner()
+    def __init__(self, *, reads_hidden_states: bool = False, num_heads: int = 1, has_media: bool = False) -> None:
+        self.target = MediaRunner() if has_media else Runner()
         self.heads = [DraftRunner(reads_hidden_states=reads_hidden_states) for _ in range(num_heads)]
         for head in self.heads:
+            if has_media:
+                head.embedding = self.target.embedding
             head.req_to_token_pool = self.target.req_to_token_pool
         self.table = self.target.req_to_token_pool.req_to_token
         self.tokens = torch.arange(END) * 7 % 1_000
@@ -109,9 +127,9 @@ class Pair:
         req = request(pic=state, kv=SimpleNamespace(req_pool_idx=0))
         batch = scheduled([req], [END])
 
-        def run(runners: list[Any], tokens: torch.Tensor, states: torch.Tensor | None) -> Any:
+        def run(runners: list[Any], tokens: torch.Tensor, states: Any = None, media: Any = None) -> Any:
             made: Any = trial_batch(runners[0], [END], first_position=position, input_ids=tokens, slots=slots)
-            made.spec_info = SimpleNamespace(hidden_states=states)
+            made.spec_info, made.mm_input_embeds = SimpleNamespace(hidden_states=states), media
             before = {name: value for name, value in vars(made).items() if not isinstance(value, torch.Tensor)}
             self.path._prepare(made, object, batch, runners[0])  # type: ignore[arg-type]
             if runners[0] is self.target:
@@ -119,14 +137,20 @@ class Pair:
             for runner in runners:
                 output = runner.forward(replace(made) if len(runners) > 1 else made)
                 made.input_ids[:] = torch.cat((made.input_ids[1:], torch.tensor([following])))
+            made.mm_input_embeds = media  # SGLang's model notes them here, too.
             assert {name: vars(made)[name] for name in before} == before
             assert len(made.input_ids) == END
-            return output.logits_output.hidden_states.flatten(1)
+            return output.logits_output
 
-        states = run([self.target], self.tokens.clone(), None)
+        output = run([self.target], self.tokens.clone())
         if self.heads:
             shifted = torch.cat((self.tokens[1:], torch.tensor([following])))
-            run(self.heads, shifted, states if self.heads[0].reads_hidden_states else None)
+            states = output.hidden_states.flatten(1) if self.heads[0].reads_hidden_states else None
+            media = output.mm_input_embeds
+            if media is not None:
+                assert len(media) == END, "SGLang shifts them by the lengths of the whole batch"
+                media = torch.cat((media[1:], torch.full_like(media[:1], torch.nan)))
+            run(self.heads, shifted, states, media)
 
     def spliced(self, arm: Callable[[], object] = lambda: None) -> list[float]:
         """How far rows are from those of a full prefill, the target's and any head's, at gaps and at runs."""
@@ -162,6 +186,7 @@ KINDS = {
     "eagle": {"reads_hidden_states": True},
     "standalone": {"reads_hidden_states": False},
     "heads": {"reads_hidden_states": True, "num_heads": 3},
+    "media": {"reads_hidden_states": True, "has_media": True},
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 

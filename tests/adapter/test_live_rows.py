@@ -56,7 +56,7 @@ class Runner(BareRunner):
             _, keys = self.rotary.forward_native(batch.positions, hidden.clone(), hidden.clone())
             queries, keys = keys.view_as(hidden), keys.view_as(hidden)
             pool.k_buffer[layer][slots], pool.v_buffer[layer][slots] = keys.bfloat16(), hidden.bfloat16()
-            outputs, first = [], 0
+            read, first = [], 0
             sequences = batch.req_pool_indices, batch.extend_prefix_lens, batch.extend_seq_lens
             for row, prefix, new in zip(*(each.tolist() for each in sequences), strict=True):
                 seen = table[row, : prefix + new].long()
@@ -67,11 +67,12 @@ class Runner(BareRunner):
                 if not self.reads_prefix:
                     mask[:, :prefix] = -torch.inf
                 scores = torch.einsum("qhd,khd->hqk", queries[first : first + new], k) / 8 + mask
-                outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+                read.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
                 first += new
-            hidden = hidden + torch.cat(outputs)
+            hidden = hidden + torch.cat(read)
         logits = torch.zeros(batch.batch_size if self.path is None else 1, 4)
-        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=hidden))
+        outputs = {"next_token_logits": logits, "hidden_states": hidden, "mm_input_embeds": batch.mm_input_embeds}
+        return SimpleNamespace(logits_output=SimpleNamespace(**outputs))
 
     def embed(self, batch: Any) -> torch.Tensor:
         """`[num_tokens, 2, 64]`."""

@@ -17,6 +17,7 @@ import pytest
 from sglang.srt import server_args
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache import registry
+from torch import nn
 
 import sglang_pic
 from sglang_pic.adapter.doctor.old_flags import RENAMED, renewed
@@ -132,6 +133,19 @@ def test_images_are_moved_where_no_entry_of_the_table_says_otherwise(
     assert "All requests with media are computed" in caplog.text
     ctx.model_config.is_multimodal = False
     assert always_computed(ctx, Fallback.MEDIA) == ""
+
+
+@pytest.mark.parametrize("has_mrope", [False, True])
+def test_images_are_moved_beside_drafts_that_rotate_by_the_same_positions(has_mrope: bool) -> None:
+    ctx, inner = context(), nn.Module()
+    inner.is_mrope_enabled = has_mrope
+    ctx.model_config.is_multimodal, ctx.model_config.model_is_mrope = True, True
+    ctx.model_config.hf_config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+    drafts = [nn.Sequential(inner)]
+    assert isinstance(images.make(ctx, drafts), images.Images) == has_mrope
+    # Without M-RoPE there are as many positions as tokens.
+    ctx.model_config.model_is_mrope = False
+    assert isinstance(images.make(ctx, drafts), images.Images)
 
 
 @pytest.mark.feature("PD disaggregation")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from tests.e2e.servers import AT_SHIFT_ZERO, AUDITED
-from tests.e2e.serving import Client, greedy, random_tokens, serve, wait_until
+from tests.e2e.serving import Client, greedy, leave_for_the_host, random_tokens, serve, wait_until
+from tests.e2e.test_images import IMAGE, A, B, words
 
 pytestmark = pytest.mark.e2e
 as_built_for = pytest.mark.skipif(
@@ -68,12 +70,14 @@ DRAFTS = {
     "mimo": Draft("tiny-mimo", None, ("EAGLE", *_CHAIN, "--page-size", "16")),
     # The heads of a random model guess nothing.
     "eagle3": Draft("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), num_right=0),
+    "qwen-vl": Draft("tiny-qwen2.5-vl", "tiny-qwen2.5-vl-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16")),
     "ngram": Draft("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8")),
 }
 
 
 _WITH_INDEXER = dict.fromkeys(("dsa", "dsa-alone"), "a draft model with a sparse-attention indexer")
-_FEATURES = {"mimo": "multi-layer EAGLE", "ngram": "NGRAM", **_WITH_INDEXER}
+_WITH_MEDIA = "a draft model for one that takes media"
+_FEATURES = {"mimo": "multi-layer EAGLE", "ngram": "NGRAM", "qwen-vl": _WITH_MEDIA, **_WITH_INDEXER}
 
 
 class Served(NamedTuple):
@@ -88,8 +92,10 @@ class Served(NamedTuple):
     num_rounds: int
 
 
-def ask(client: Client, prompt: Sequence[int], *, mode: str = "auto") -> Served:
-    body = {"input_ids": list(prompt), "sampling_params": greedy(_NUM_TOKENS, pic={"mode": mode})}
+def ask(client: Client, prompt: Sequence[int] | str, *, mode: str = "auto", images: Sequence[str] = ()) -> Served:
+    given: dict[str, Any] = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+    given |= {"image_data": images} if images else {}
+    body = {**given, "sampling_params": greedy(_NUM_TOKENS, pic={"mode": mode})}
     answer = client.post("/generate", {**body, **client.route})
     meta = answer["meta_info"]
     details = meta.get("cached_tokens_details") or {}
@@ -181,6 +187,8 @@ def served(client: Client, prompt: Sequence[int], *, on_host: bool) -> Served:
     return ask(client, prompt)
 
 
+_AROUND_IMAGES = ((192, 122, 60), (150, 90, 61), (50, 30, 200))
+"""Tokens around the images of prompts."""
 _MOVED = [*random_tokens(721, 150), *_PROMPTS[2], *random_tokens(722, 100)]
 
 
@@ -207,6 +215,62 @@ def test_a_drafts_rows_are_fetched_from_the_host_with_its_targets(
                 assert here._replace(num_spliced=0) == computed
         # The flushes above drop the other audits.
         check_audited(client, 1)
+
+
+@pytest.mark.slow
+@as_built_for
+@pytest.mark.feature(_WITH_MEDIA, "images in prompts", "HiCache with images", "HiCache with speculative decoding")
+def test_images_are_spliced_beside_a_draft(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """As stock SGLang serves them: the same answers, and the same guesses are right; from the host, too."""
+    draft = DRAFTS["qwen-vl"]
+    with draft.serve(model_dir, tmp_path, backend=None) as stock:
+        # Chunks end before, in and behind images.
+        texts = [IMAGE.join(words(stock, 740 + count, count) for count in counts) for counts in _AROUND_IMAGES]
+        computed = [ask(stock, text, images=[A, B]) for text in texts]
+    assert sum(each.num_right for each in computed) >= draft.num_right
+    host = ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--max-total-tokens", "4096")
+    beside = draft._replace(args=(*draft.args, *host))
+    with beside.serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client:
+        for text, expected in zip(texts, computed, strict=True):
+            client.flush()
+            assert ask(client, text, images=[A, B]) == expected
+            here = ask(client, text, images=[A, B])
+            leave_for_the_host(client)
+            there = ask(client, text, images=[A, B])
+            assert here.num_fetched == 0 < there.num_fetched == there.num_spliced > 300
+            assert here._replace(num_spliced=0) == there._replace(num_spliced=0, num_fetched=0) == expected
+        client.flush()
+        assert client.faults() == ""
+
+
+@pytest.mark.slow
+@as_built_for
+@pytest.mark.feature(_WITH_MEDIA)
+def test_an_image_that_is_computed_shares_a_batch_with_splices(
+    model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The draft gets the embeddings of both. A run may begin with an image, which the draft's row before it misses."""
+    draft = DRAFTS["qwen-vl"]
+    draft = draft._replace(args=(*draft.args, "--chunked-prefill-size", "512"))
+    with draft.serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client, ThreadPoolExecutor(4) as pool:
+        text, behind = words(client, 751, 150), words(client, 752, 90)
+        with_image = {"mode": "off", "images": [A]}
+        alone = [ask(client, text), ask(client, IMAGE + behind, **with_image)]
+        ask(client, IMAGE.join((words(client, 755, 50), behind)), images=[A])
+        # The others arrive while the chunks of this one are computed, and are admitted together behind the last.
+        ahead = pool.submit(ask, client, random_tokens(754, 10 * 512))
+        wait_until(lambda: "#new-token: 512" in client.log())
+        moved = IMAGE.join((words(client, 753, 50), behind))
+        others = [pool.submit(ask, client, text), pool.submit(ask, client, IMAGE + behind, **with_image)]
+        image_first = pool.submit(ask, client, moved, images=[A]).result()
+        spliced, computed = (each.result() for each in others)
+        assert ahead.result().num_spliced == 0
+        assert "#new-seq: 3" in client.log()
+        assert spliced.num_spliced > 100
+        assert image_first.num_spliced > 70 + 80
+        assert [spliced._replace(num_spliced=0), computed] == alone
+        client.flush()
+        assert client.faults() == ""
 
 
 @pytest.mark.slow

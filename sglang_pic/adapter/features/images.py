@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.media import Media, TextOnly
@@ -191,14 +192,27 @@ class Images(TextOnly):
         return Lags([end for end, _ in found], [0, *itertools.accumulate(lag for _, lag in found)])
 
 
-def make(ctx: BuildContext) -> TextOnly:
-    """`Images` for servers on which moving images was tested; `TextOnly` for others, which compute such requests."""
+def make(ctx: BuildContext, drafts: Sequence[nn.Module] = ()) -> TextOnly:
+    """`Images` for servers on which moving images was tested; `TextOnly` for others, which compute such requests.
+
+    Args:
+        ctx: what SGLang hands over.
+        drafts: the draft models, whose keys are rotated by as much as the target's.
+    """
     if not ctx.model_config.is_multimodal:
         return TextOnly()
-    if reason := always_computed(ctx, Fallback.MEDIA):
+    is_mrope, reason = ctx.model_config.model_is_mrope, always_computed(ctx, Fallback.MEDIA)
+    if is_mrope and not all(map(_has_mrope, drafts)):
+        reason = "All requests with media are computed: the draft model has no M-RoPE and its target has."
+    if reason:
         logger.info("sglang_pic: %s", reason)
         return TextOnly()
-    return Images(is_mrope=ctx.model_config.model_is_mrope)
+    return Images(is_mrope=is_mrope)
+
+
+def _has_mrope(draft: nn.Module) -> bool:
+    """Whether SGLang gives a draft model's layers the positions of M-RoPE, and not the places of tokens."""
+    return any(getattr(module, "is_mrope_enabled", False) for module in draft.modules())
 
 
 def _lag(positions: Ids, span: Span) -> int:

@@ -9,8 +9,11 @@ passes as an `Observer`. A batch with neither splices nor observers costs one at
     LogitsMetadata             the narrowed batch by request
 
 A draft model's rows are copied with the target's. Its pass follows over the same batch and is narrowed by the same
-layout, because the target's hidden states exist for the gaps' tokens only. With multi-layer EAGLE one pass of each head
-follows, over copies of one batch that share its `spec_info`: the layout is attached there.
+layout, because the target's hidden states exist for the gaps' tokens only. If the batch has media, SGLang hands the
+embeddings of its tokens on to the draft, shifted by a token in the whole batch: between the passes they are as long as
+that, and a draft embeds the token after a gap itself, as that after a prompt. With multi-layer EAGLE, whose heads get
+no embeddings, one pass of each head follows, over copies of one batch that share its `spec_info`: the layout is
+attached there.
 
 If any of this raises, the batch is computed whole: its slots are reserved, and a pass writes each row before it reads
 it, over spliced and half computed rows. The pass may have more tokens than the prefill budget, which costs time only. A
@@ -244,6 +247,9 @@ class ForwardPath:
                 in_pass = True
                 output = compute()
             if self._draft_splicers and planned.spliced and not planned.of_draft:
+                embeddings = output.logits_output.mm_input_embeds
+                if embeddings is not None:
+                    output.logits_output.mm_input_embeds = gap.widen(embeddings, len(batch.input_ids))
                 self._for_draft = planned._replace(observers=(), of_draft=True)
             return output
         except Exception as error:

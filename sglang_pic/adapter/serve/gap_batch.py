@@ -102,6 +102,8 @@ class GapBatch:
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
         """Rewrite `forward_batch` to the virtual sequences, and restore it at the end, also after an error."""
         replaced = self._narrow_fields(forward_batch)
+        if forward_batch.mm_input_embeds is not None:
+            replaced["input_ids"] = self._with_known_ends(replaced["input_ids"], model_runner.model_config.vocab_size)
         saved = {name: getattr(forward_batch, name) for name in (*replaced, *_BOUND_FIELDS)}
         try:
             for name, value in replaced.items():
@@ -132,8 +134,26 @@ class GapBatch:
         """Expand the target's hidden states to a draft model's whole batch, with zeros for spliced tokens."""
         spec: Any = forward_batch.spec_info
         if spec is not None and spec.hidden_states is not None:
-            whole = spec.hidden_states.new_zeros(len(forward_batch.input_ids), spec.hidden_states.shape[-1])
-            spec.hidden_states = whole.index_copy_(0, self.kept, spec.hidden_states)
+            spec.hidden_states = self.widen(spec.hidden_states, len(forward_batch.input_ids))
+
+    def widen(self, rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Expand rows of the computed tokens to those of a whole batch, with zeros for spliced tokens.
+
+        Args:
+            rows: `[num_computed, width]`; more are padding.
+            num_tokens: of the whole batch.
+        """
+        whole = rows.new_zeros(num_tokens, rows.shape[-1])
+        return whole.index_copy_(0, self.kept, rows[: len(self.kept)])
+
+    def _with_known_ends(self, input_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """The tokens of a draft's pass, of which it embeds the last of each gap itself: id 0 for one of an image.
+
+        At the end of a prefill chunk SGLang takes the sampled token for one of an image.
+        """
+        ends = self.wide.places + self.wide.lens - 1
+        last = input_ids[ends]
+        return input_ids.index_copy(0, ends, last.where(last < vocab_size, 0))
 
     def _narrow_fields(self, fb: ForwardBatch) -> dict[str, Any]:
         owners = torch.tensor(self.owners, dtype=torch.int64)
@@ -152,7 +172,7 @@ class GapBatch:
             "global_num_token_non_padded_cpu": total,
         }
         for name, index in (
-            *((name, self.kept) for name in ("input_ids", "positions", "out_cache_loc", "mm_token_modalities")),
+            *((name, self.kept) for name in _BY_TOKEN),
             *((name, self.wide.owners) for name in ("req_pool_indices", "orig_seq_lens")),
             ("req_pool_indices_cpu", owners),
             ("mrope_positions", (slice(None), self.kept)),
@@ -185,6 +205,8 @@ def _note_prompt_ends(forward_batch: ForwardBatch, model_runner: ModelRunner) ->
         ends[forward_batch.req_pool_indices] = forward_batch.seq_lens.to(ends.dtype)
 
 
+# `mm_input_embeds` are of a draft's batch.
+_BY_TOKEN = ("input_ids", "positions", "out_cache_loc", "mm_token_modalities", "mm_input_embeds")
 # Set by `KVLocPlan.bind` on a batch beside `out_cache_loc`.
 _BOUND_FIELDS = ("kv_loc_plan", "kv_loc_cols", "out_cache_loc_virtual", "out_cache_loc_is_physical")
 

@@ -118,6 +118,7 @@ class ForwardBatch(Protocol):
     rids: list[str] | None
     lora_ids: list[str | None] | None
     mm_inputs: list[Any] | None
+    mm_input_embeds: torch.Tensor | None  # of a draft model's prefill of media: `[num_tokens, width]`
     mrope_positions: torch.Tensor | None  # `[3, num_tokens]`
     mm_token_modalities: torch.Tensor | None
     global_num_token_non_padded: torch.Tensor | None
@@ -127,7 +128,9 @@ class ForwardBatch(Protocol):
 class RunnerOutput(Protocol):
     """The result of `ModelRunner.forward`."""
 
-    logits_output: Any  # `next_token_logits`: `[batch_size, vocab_size]` or None; sampling changes them in place
+    # `next_token_logits`: `[batch_size, vocab_size]` or None; sampling changes them in place. `mm_input_embeds`, of a
+    # batch with media: those of all tokens, `[num_tokens, width]`, or None
+    logits_output: Any
 
 
 class ModelConfig(Protocol):
