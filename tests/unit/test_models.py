@@ -163,6 +163,13 @@ def test_drafts_are_made_of_layers_that_they_can_load(name: str, tmp_path: Path,
         assert made["fc.weight"] == (hidden, 3 * hidden)
         assert made["midlayer.self_attn.k_proj.weight"] == (128, 2 * hidden)
         assert len(made) == 9 + 4
+    elif name == "tiny-qwen2.5-vl-eagle3":
+        target = tiny.draw_weights(tiny.RECIPES["tiny-qwen2.5-vl"])
+        copied = target["model.layers.2.mlp.down_proj.weight"]
+        assert torch.equal(weights["layers.3.mlp.down_proj.weight"], copied.bfloat16())
+        assert made["midlayer.self_attn.k_proj.weight"] == (hidden, 2 * hidden)
+        assert made["layers.1.self_attn.k_proj.weight"] == (hidden, hidden)
+        assert len(made) == 4 * 9 + 4
     else:
         is_mtp = name.endswith("-mtp")
         places = ["model.layers.4."] if is_mtp else [f"model.mtp.layers.{head}." for head in range(3)]
