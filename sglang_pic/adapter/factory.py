@@ -81,7 +81,7 @@ from sglang_pic.core import (
     load_loops,
 )
 from sglang_pic.route.wire import Cutting
-from sglang_pic.runtime.host_rows import view_host_pool
+from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
@@ -289,7 +289,7 @@ def _make_cache(
         series=Series(plan_metrics.METRICS, labels),
     )
     view = path.splicer.view
-    sets_all_keys = not (view.index or view.index_rows or model.drafts or isinstance(media, Images))
+    sets_all_keys = not (view.index or view.index_rows or view.windows or model.drafts or isinstance(media, Images))
     if isinstance(tree, HiCacheTree) and sets_all_keys:
         tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
         features.add(tree.store)
@@ -365,11 +365,17 @@ def _read_host(
     if splicer.view.index or splicer.view.index_rows:
         index_pool = group.get_pool(PoolName.INDEXER)
         token_bytes += index_pool.size_per_token
-    splicer.bind_host(view_host_pool(host_pool, splicer.view, index_pool))
-    tree.host = HostTier(tree, token_bytes)
+    num_slots, window = host_pool.size, None
+    if splicer.view.windows is None:
+        splicer.bind_host(view_host_pool(host_pool, splicer.view, index_pool))
+    else:
+        window_pool, window = group.get_pool(PoolName.SWA), tree.swa_retain_window
+        token_bytes, num_slots = token_bytes + window_pool.size_per_token, min(num_slots, window_pool.size)
+        splicer.bind_host(view_window_host_pools(host_pool, window_pool, splicer.view))
+    tree.host = HostTier(tree, token_bytes, window)
     tree.drafts = DraftsOnHost(drafts, ctx.params, group)
     if cost is not None:
-        fetched_us = calibrate_fetch(splicer, host_pool.size, ctx.tp_group)
+        fetched_us = calibrate_fetch(splicer, num_slots, ctx.tp_group)
         cost = msgspec.structs.replace(cost, fetched_token_us=max(0.0, fetched_us - cost.spliced_token_us))
     return tree.host, cost
 

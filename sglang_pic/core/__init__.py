@@ -14,7 +14,7 @@ from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptio
 from sglang_pic.core.planner import Resolver
 from sglang_pic.core.policy import PRESETS, ReusePolicy, has_bolder_preset, with_preset
 from sglang_pic.core.published import rows_from_store, rows_of_request
-from sglang_pic.core.spans import Span, intersect_spans
+from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.steps import PositionSteps
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
 
@@ -54,7 +54,9 @@ __all__ = [
     "has_bolder_preset",
     "intersect_spans",
     "load_loops",
+    "merge_spans",
     "rows_from_store",
     "rows_of_request",
+    "subtract_spans",
     "with_preset",
 ]

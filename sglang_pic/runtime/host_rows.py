@@ -8,14 +8,16 @@ tensor of rows that begins at the layer's first one, and a host slot is an index
     page_first_direct   page, layer, slot     row of slot s: (s // page) * layers * page + s % page
 
 Index keys of these slots lie in a pool beside it: as rows (`HostView.index_rows`), or a page of them together: page
-after page of one layer, or those of all layers of one page.
+after page of one layer, or those of all layers of one page. Layers with sliding windows that have a pool of their own
+on the device have one here, too, with slots of its own (`HostView.windows`).
 
 A draft has host pools of its own over the same slots, or its layers follow those of its target in the target's pools.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -25,7 +27,12 @@ from torch import Tensor
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-KNOWN_HOST_POOLS: Final = {"MHATokenToKVPoolHost": PoolKind.MHA, "MLATokenToKVPoolHost": PoolKind.MLA}
+KNOWN_HOST_POOLS: Final = {
+    # Keys wider than values.
+    "AsymmetricMHATokenToKVPoolHost": PoolKind.MHA,
+    "MHATokenToKVPoolHost": PoolKind.MHA,
+    "MLATokenToKVPoolHost": PoolKind.MLA,
+}
 INDEX_HOST_POOL: Final = "DSAIndexerPoolHost"
 INDEX_ROWS_HOST_POOL: Final = "MHATokenToKOnlyPoolHost"
 LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct")
@@ -50,6 +57,8 @@ class HostView:
         index_step: from the index keys of a page to those of the next, in pages.
         index_rows: the rows of `PoolView.index_rows` in the same slots, of no length where a layer has none; None if no
             layer has any.
+        windows: the rows of the layers in `PoolView.windows`, in slots of their own. In the view that does not have a
+            layer its rows are of no length. None if all layers are in one pool.
     """
 
     keys: tuple[Tensor, ...]
@@ -60,6 +69,7 @@ class HostView:
     index: tuple[Tensor, ...] = ()
     index_step: int = 1
     index_rows: HostView | None = None
+    windows: HostView | None = None
 
     def rows(self, slots: Tensor) -> Tensor:
         """The rows of host slots, `[n]` int64 in host memory, as indices into `keys` and `values`."""
@@ -113,6 +123,44 @@ def view_host_pool(
         index_step,
         _view_index_rows(index_pool, view) if view.index_rows else None,
     )
+
+
+def view_window_host_pools(
+    host_pool: object, window_pool: object, view: PoolView, *, packed_at: tuple[int, int] | None = None
+) -> HostView:
+    """The view of both host pools that back the pools of `view`, of which one is for sliding windows.
+
+    Args:
+        host_pool: of all other layers.
+        window_pool: of the layers with windows.
+        view: of the device's pools.
+        packed_at: as for `view_host_pool`, in each of the host pools.
+
+    Raises:
+        UnsupportedError: as `view_host_pool`, likewise `ContractError`.
+    """
+    assert view.windows is not None, "there is one pool"
+    windows = [layer for layer in range(view.num_layers) if layer in view.windows.layers]
+    others = [layer for layer in range(view.num_layers) if layer not in view.windows.layers]
+    whole, window = packed_at or (None, None)
+    return replace(
+        _view_layers(host_pool, view, others, whole), windows=_view_layers(window_pool, view, windows, window)
+    )
+
+
+def _view_layers(host_pool: object, view: PoolView, layers: Sequence[int], packed_at: int | None) -> HostView:
+    """The view of a host pool of some layers, with rows of no length for all others."""
+    keys, values = (tuple(each[layer] for layer in layers) for each in (view.keys, view.values))
+    found = HostView((), (), 1, 1, 1)
+    if layers:
+        part = replace(view, keys=keys, values=values, windows=None)
+        found = view_host_pool(host_pool, part, packed_at=packed_at)
+
+    def spread(rows: tuple[Tensor, ...], here: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        of_layers = dict(zip(layers, rows, strict=True))
+        return tuple(of_layers.get(layer, rows_here[:0]) for layer, rows_here in enumerate(here))
+
+    return replace(found, keys=spread(found.keys, view.keys), values=spread(found.values, view.values))
 
 
 def _steps(pool: Any) -> tuple[int, int, int]:

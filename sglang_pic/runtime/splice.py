@@ -124,8 +124,9 @@ class Splicer:
             src: `[n]` int64 slots, on the pool's device.
             dst: `[n]` int64 slots, each once, none of them in `src`.
             shifts: `[n]` int32 or int64 tokens, target position minus source position, within `max_shift`.
-            windows: `[n]` int64, the slots of `src` in the window pool, read while the donors were locked; by default
-                looked up when the copy runs, as those of `dst` are.
+            windows: `[m]` int64, the slots in the window pool of the first `m` of `src`, read while the donors were
+                locked; window rows of the others are not copied. By default those of all, looked up when the copy runs,
+                as those of `dst` are.
 
         Raises:
             TypeError: a wrong dtype.
@@ -157,23 +158,28 @@ class Splicer:
         index = [LayerBuffers([host.index[layer] for layer in each.layers], name="host index") for each in self._index]
         self._host = host, sources, index
 
-    def fetch(self, host_slots: Tensor, dst: Tensor, shifts: Tensor) -> None:
+    def fetch(self, host_slots: Tensor, dst: Tensor, shifts: Tensor, windows: Tensor | None = None) -> None:
         """Copy rows of the host pool to `dst` in all layers, keys rotated by each token's shift.
 
         The kernel reads pinned host memory. The caller keeps the host slots locked until the queued work is done.
 
         Args:
-            host_slots: `[n]` int64 slots of the host pool, in host memory.
+            host_slots: `[n]` int64 slots of the host pool, in host memory; with `windows` of the last `n` of `dst`: of
+                the others window rows alone are copied.
             dst: as in `splice`, likewise `shifts`.
+            windows: one for each of `dst`, int64 slots of the host pool for windows, in host memory; needed where there
+                is one.
 
         Raises:
             TypeError: as `splice`, likewise `ValueError`.
         """
         assert self._host is not None, "no host pool is bound"
         host, sources, index = self._host
-        parts = {
-            each: _bring(each.rows(host_slots), dst.device) for each in {_part(host, group) for group in self._groups}
-        }
+        parts = {}
+        for each in {_part(host, group) for group in self._groups}:
+            slots = windows if each is host.windows else host_slots
+            assert slots is not None, "each row has a window row"
+            parts[each] = _bring(each.rows(slots), dst.device)
         self._move([parts[_part(host, group)] for group in self._groups], dst, shifts, sources)
         if self._index:
             self._move_index(_bring(host.index_slots(host_slots), dst.device), dst, shifts, index)
@@ -181,20 +187,22 @@ class Splicer:
     def _move(
         self, read: Sequence[Tensor], dst: Tensor, shifts: Tensor, sources: Sequence[Source | None] | None = None
     ) -> None:
-        """Move rows from the slots that each group reads."""
+        """Move rows from the slots that each group reads: to the first of `dst`, or from the host to the last."""
         if dst.numel() and self.view.device.type == "cpu" and shifts.numel():
             farthest = max(abs(int(bound)) for bound in shifts.aminmax())
             if farthest > self._max_shift:
                 raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
         windows = None if self.view.windows is None else self.view.windows.slots[dst]
         for group, src, source in zip(self._groups, read, sources or [None] * len(read), strict=True):
-            written = windows if group.is_window else dst
-            assert written is not None
+            every = windows if group.is_window else dst
+            assert every is not None
+            part = slice(len(src)) if source is None else slice(len(dst) - len(src), None)
+            written, turned = every[part], shifts[part]
             if group.values is None:
                 rope_offset = self.view.rope_offset
-                splice_mla(group.keys, src, written, shifts, group.rope, rope_offset=rope_offset, source=source)
+                splice_mla(group.keys, src, written, turned, group.rope, rope_offset=rope_offset, source=source)
             else:
-                splice_mha(group.keys, group.values, src, written, shifts, group.rope, source=source)
+                splice_mha(group.keys, group.values, src, written, turned, group.rope, source=source)
 
     def _move_index(self, src: Tensor, dst: Tensor, shifts: Tensor, sources: Sequence[LayerBuffers | None]) -> None:
         for each, source in zip(self._index, sources, strict=True):
@@ -213,10 +221,9 @@ class Splicer:
 
 def _part(host: HostView, group: _Group) -> HostView:
     """The view of the host's rows of a group."""
-    if not group.is_index:
-        return host
-    assert host.index_rows is not None, "layers with index keys have them on the host"
-    return host.index_rows
+    found = host.index_rows if group.is_index else host.windows if group.is_window else host
+    assert found is not None, "what has a pool on the device has one on the host"
+    return found
 
 
 def _bring(slots: Tensor, device: torch.device) -> Tensor:

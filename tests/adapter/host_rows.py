@@ -15,6 +15,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig, PoolName
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _evict_swa_for_device_alloc
 from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -67,14 +68,41 @@ class HostRows(LogicalHostPool):
         self.rows.update(enumerate(map(self.decode, map(bytes, rows)), int(index)))
 
 
-def attach_host(tree: Any, device_rows: dict[int, Any], size: int, write_policy: str) -> HostRows:
-    """What `init_hicache` does for a server, with a host of `size` slots; returns the host's pool."""
+def attach_host(
+    tree: Any,
+    device_rows: dict[int, Any],
+    size: int,
+    write_policy: str,
+    windows: tuple[dict[int, Any], int] | None = None,
+) -> HostRows:
+    """What `init_hicache` does for a server, with a host of `size` slots; returns the host's pool.
+
+    `windows` are the rows in the device's pool for windows, and the slots of the host's.
+    """
     allocator = tree.token_to_kv_pool_allocator
     pool = HostRows(device_rows, size, allocator.page_size)
     device_pool = SimpleNamespace(device="cpu", layer_num=1, register_layer_transfer_counter=lambda _: None)
+    if windows is not None:
+        device_pool.full_to_swa_index_mapping = allocator.get_kvcache().full_to_swa_index_mapping
     allocator.get_kvcache = lambda: device_pool
-    entry = PoolEntry(PoolName.KV, pool, device_pool, lambda layer: layer, is_primary_index_anchor=True)
-    tree.host_pool_group = HostPoolGroup([entry])
+    entries = [PoolEntry(PoolName.KV, pool, device_pool, lambda layer: layer, is_primary_index_anchor=True)]
+    if windows is not None:
+        window_pool = HostRows(*windows, allocator.page_size)
+        own: Any = allocator.swa_attn_allocator
+        entries.append(
+            PoolEntry(
+                PoolName.SWA,
+                window_pool,
+                device_pool,
+                lambda layer: layer,
+                host_evict_fn=lambda size: tree.evict_host(size, ComponentType.SWA),
+                device_evict_fn=lambda size: _evict_swa_for_device_alloc(tree, size),
+                device_alloc_fn=own.alloc,
+                device_free_fn=own.free,
+            )
+        )
+        tree.components[ComponentType.SWA]._swa_kv_pool_host = window_pool
+    tree.host_pool_group = HostPoolGroup(entries)
     tree.cache_controller = HybridCacheController(
         allocator,
         tree.host_pool_group,
@@ -86,10 +114,13 @@ def attach_host(tree: Any, device_rows: dict[int, Any], size: int, write_policy:
     )
     tree.components[ComponentType.FULL]._full_kv_pool_host = pool
     tree.tree_core.set_hicache_enabled()
+    if windows is not None:
+        tree.tree_core.has_swa_host_pool = True
     tree.host_memory_mode, tree.load_back_threshold = "cache", 10
     tree.write_through_threshold = 1 if write_policy == "write_through" else 2
     tree.is_write_back = write_policy == "write_back"
-    tree.host = tree.planning._host = HostTier(tree, pool.size_per_token)
+    window = None if windows is None else tree.swa_retain_window
+    tree.host = tree.planning._host = HostTier(tree, pool.size_per_token, window)
     tree.features.add(tree.host)
     return pool
 

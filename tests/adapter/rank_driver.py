@@ -26,6 +26,7 @@ import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
 from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from torch.cpu import Event
@@ -41,6 +42,7 @@ from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
+from sglang_pic.adapter.serve.state import Move
 from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
@@ -102,8 +104,9 @@ class Host(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Rows that a pass is going to read from the host, and what they have to be then."""
+    """Rows that a pass is going to read from a pool of the host, and what they have to be then."""
 
+    pool: HostRows
     host_slots: list[int]
     rows: list[Row | None]
 
@@ -143,7 +146,8 @@ class Rank:
         self.loads = True
         """Whether what an exact match has on the host is loaded back, most of the time."""
         if host is not None:
-            self.host_pool = attach_host(self.tree, self.rows, host.size, host.write_policy)
+            windows = (self.window_rows, host.size * num_windows // POOL) if num_windows else None
+            self.host_pool = attach_host(self.tree, self.rows, host.size, host.write_policy, windows)
             self.loads_prefixes = True
             """Whether SGLang looks for exact prefixes in the store, too."""
             if host.store is not None:
@@ -222,7 +226,8 @@ class Rank:
         """
         req.prefix_len, req.last_node = found.device_prefix_len, found.last_device_node
         req.kv = SimpleNamespace(mamba_pool_idx=None)
-        if not found.host_hit_length:
+        req.swa_host_hit_length, req.mamba_host_hit_length = found.swa_host_hit_length, 0
+        if not found.host_hit_length and not found.swa_host_hit_length:
             return req.last_node
         quota = 0 if not self.loads or self.counts["plans"] % 4 == 0 else None
         asked = base.InitLoadBackParams(found.best_match_node, found.host_hit_length, mem_quota=quota, req=req)
@@ -236,7 +241,7 @@ class Rank:
         """The scheduler's round: passes end, and what they held on the host goes back."""
         if self.host_pool is not None:
             for fetch in self.fetches:
-                assert [self.host_pool.rows.get(slot) for slot in fetch.host_slots] == fetch.rows, "overwritten"
+                assert [fetch.pool.rows.get(slot) for slot in fetch.host_slots] == fetch.rows, "overwritten"
             self.fetches.clear()
             self.tree.check_hicache_events()
 
@@ -244,16 +249,17 @@ class Rank:
         """The pass of a request: rows are copied, the donors' locks go back, the rest is computed."""
         if req.is_computed:
             return
-        req.is_computed, in_windows = True, list[int]()
+        req.is_computed = True
         ids, slots, space = req.origin_input_ids, req.slots.tolist(), _space(req)
         assert not set(slots[req.prefix_len : len(ids)]) & self._others(req), "slots of another request or of the tree"
         splice, spliced = req.pic.take_plan(), set[int]()
         if splice is not None:
-            moves, fetches = splice.moves()
-            on_device = [(move.run, move.slots.tolist(), self.rows) for move in moves]
-            on_host = [(move.run, move.slots.tolist(), self.host_pool.rows) for move in fetches if self.host_pool]
-            assert sum(run.num_tokens for run, *_ in on_device + on_host) == splice.plan.num_spliced
-            for run, sources, rows in on_device + on_host:
+            moves = splice.moves()
+            on_device = [(move, self.rows) for move in (*moves.here, *moves.split)]
+            on_host = [(move, self.host_pool.rows) for move in moves.fetched if self.host_pool]
+            assert sum(move.run.num_tokens for move, _ in on_device + on_host) == splice.plan.num_spliced
+            for move, rows in on_device + on_host:
+                run, sources = move.run, move.slots.tolist()
                 read = [rows.get(slot) for slot in sources]
                 donor_space = run.donor.namespace[:2]  # type: ignore[index]
                 assert donor_space[1] == space[1]
@@ -266,15 +272,12 @@ class Rank:
                 ], "a spliced row is not the row of that token at that place, computed there"
                 spliced.update(places)
                 self.counts["rows read" if rows is self.rows else "rows fetched"] += run.num_tokens
-                in_windows += sources if rows is self.rows else []
-                if rows is not self.rows:
-                    self.fetches.append(Fetch(sources, read))
-            if self.num_windows:
-                windows = torch.cat([move.window_slots for move in moves if move.window_slots is not None])
-                assert torch.equal(windows, self._table()[in_windows]), "window slots that were given away"
-                read = [self.window_rows.get(slot) for slot in windows.tolist()]
-                assert read == [self.rows[slot] for slot in in_windows], "not the rows of those tokens in the windows"
-            if on_host and self.host_pool is not None:
+                if rows is not self.rows and self.host_pool is not None:
+                    self.fetches.append(Fetch(self.host_pool, sources, read))
+                if move.window_slots is not None:
+                    self._read_windows(move, read, is_here=any(move is each for each in moves.here))
+            self.counts["rows split"] += sum(move.run.num_tokens for move in moves.split)
+            if (on_host or moves.split) and self.host_pool is not None:
                 self.tree.host.hold(splice.locks, splice.num_fetched, (Event(), Event()))
             else:
                 splice.locks.close()
@@ -287,6 +290,22 @@ class Rank:
             assert 0 not in written
             assert not {*written} & {*self.allocator.swa_attn_allocator.free_pages.tolist()} or self.page_size > 1
             self.window_rows.update(zip(written, map(self.rows.get, slots[req.prefix_len : len(ids)]), strict=True))
+
+    def _read_windows(self, move: Move, rows: list[Row | None], *, is_here: bool) -> None:
+        """The window rows of a copy are those of its `rows`, on the device or on the host."""
+        assert move.window_slots is not None
+        slots = move.window_slots.tolist()
+        if is_here:
+            assert torch.equal(move.window_slots, self._table()[move.slots]), "window slots that were given away"
+            found = [self.window_rows.get(slot) for slot in slots]
+        else:
+            pool = self.tree.host_pool_group.get_pool(PoolName.SWA)
+            found = [pool.rows.get(slot) for slot in slots]
+            self.fetches.append(Fetch(pool, slots, found))
+        # A row and its window row may be of two passes: what was backed up stays where a request brought other rows.
+        assert [row and row._replace(is_exact=False) for row in found] == [
+            row and row._replace(is_exact=False) for row in rows
+        ], "not the rows of those tokens in the windows"
 
     def end(self, req: Any, *, checkpointed: bool) -> None:
         """A request ends and its row goes into the tree, or it was aborted before and its slots are free."""
@@ -344,7 +363,8 @@ class Rank:
         assert not self.num_windows or self.allocator.swa_available_size() == self.num_windows
         if self.host_pool is not None:
             self.tree.evict_host(self.host_pool.size)
-            assert self.host_pool.available_size() == self.host_pool.size, "something is still locked on the host"
+            for pool in (entry.host_pool for entry in self.tree.host_pool_group.entries):
+                assert pool.available_size() == pool.size, "something is still locked on the host"
         if self._has_store():
             self.tree.cache_controller._stop_storage_threads()
 
@@ -395,11 +415,14 @@ class Rank:
             assert (row.token, row.position, row.space) == (req.origin_input_ids[at], at, space)
             assert not self.draft.is_eagle or row.following == req.origin_input_ids[at + 1]
             assert row.is_exact or not wants_exact, "a row that came from a splice reaches a request that opted out"
+        known, exact = req.pic.prefix, [self.rows[slot].is_exact for slot in slots]
         if self.num_windows and slots:
             last = slots[-WINDOW:]
-            seen = [self.window_rows.get(slot) for slot in self._table()[torch.tensor(last)].tolist()]
-            assert seen == [self.rows[slot] for slot in last], "the last window of a prefix is not there"
-        known, exact = req.pic.prefix, [self.rows[slot].is_exact for slot in slots]
+            seen = [self.window_rows[slot] for slot in self._table()[torch.tensor(last)].tolist()]
+            assert [row[:3] for row in seen] == [self.rows[slot][:3] for slot in last], "the last window is not there"
+            # As above: it may be of another pass.
+            exact[-WINDOW:] = [row.is_exact and is_exact for row, is_exact in zip(seen, exact[-WINDOW:], strict=True)]
+            assert all(exact) or not wants_exact, "a row that came from a splice reaches a request that opted out"
         assert sum(known) == len(slots)
         assert all(exact[: known.exact_len]), "a row that came from a splice is taken for exact"
         self.counts["inherited"] += known.approximate_len

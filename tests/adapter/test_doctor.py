@@ -282,7 +282,6 @@ _TELLS = '{"content_events": {"endpoint": "tcp://*:1", "salt_file": "none"}}'
 REFUSALS = [entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED]
 TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
     "--dllm-algorithm": [("LLaDA-2.1", "--dllm-algorithm LowConfidence", {})],
-    "sliding windows in a pool of their own with HiCache": [(_GPT_OSS, _HOST, {})],
     "a model that does not generate": [(_QWEN, "--is-embedding", {})],
     "fa4 with MLA on other cards than SM100": [
         (_DEEPSEEK, "--attention-backend fa4", {}),
@@ -316,6 +315,7 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
     "a store of HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT} {_FILES}", {})],
     "a store of HiCache with a sparse-attention indexer": [(_DSA, f"{_HOST} {_FILES}", {})],
     "a store of HiCache with block-sparse attention": [("MiniMax-M3", f"{_HOST} {_FILES}", {})],
+    "a store of HiCache with sliding windows in a pool of their own": [(_GPT_OSS, f"{_HOST} {_FILES}", {})],
     "--hicache-host-memory-mode": [(_QWEN, f"{_HOST} --hicache-host-memory-mode buffer_only {_FILES}", {})],
     "--hicache-mem-layout": [(_QWEN, f"{_HOST} --hicache-mem-layout page_head", {})],
     "--hicache-storage-backend": [

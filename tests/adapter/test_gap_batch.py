@@ -192,9 +192,9 @@ def test_admission_clips_the_plan_and_keeps_its_slots_aligned(pending: PendingSp
     assert state.admit(pending.plan.prefix_len, end, first_chunk=True) is pending.plan
     assert pending.plan.end == end
     assert [rows[:2] for rows in state.spliced] == [(run.target_start, run.target_end) for run in pending.plan.runs]
-    moves, fetches = pending.moves()
-    assert ([move.run for move in moves], fetches) == ([*pending.plan.runs], [])
-    for move in moves:
+    moves = pending.moves()
+    assert ([move.run for move in moves.here], moves.split, moves.fetched) == ([*pending.plan.runs], [], [])
+    for move in moves.here:
         assert move.shift == 7
         assert move.slots.tolist() == list(range(1000 + move.run.target_start, 1000 + move.run.target_end))
 

@@ -21,6 +21,7 @@ from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_inde
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost, MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import nn
@@ -30,11 +31,11 @@ from sglang_pic.adapter.features.hicache.hicache_tree import NO_STORE, HiCacheTr
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
-from sglang_pic.adapter.serve.rows import OnDevice, Rows
+from sglang_pic.adapter.serve.rows import OnDevice, Rows, WindowsOnHost
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
-from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool
+from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool, view_window_host_pools
 from sglang_pic.runtime.rope import IndexRope
 from tests.adapter.builders import make_pool, plan
 from tests.unit.rope_models import RadixAttention
@@ -196,7 +197,7 @@ def test_heads_whose_rows_sglang_does_not_keep_on_the_host_are_refused() -> None
     """Of heads that it does not pack it keeps the first one's."""
     params = SimpleNamespace(mtp_draft_device_pools=(), sidecar_draft_device_pools=(object(),))
     with pytest.raises(UnsupportedError, match=r"draft model of .* a head's rows on the host: SGLang keeps"):
-        DraftsOnHost([draft_of(object(), None)], params, None)  # type: ignore[arg-type]
+        DraftsOnHost([draft_of(object(), SimpleNamespace(view=SimpleNamespace(windows=None)))], params, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.feature("HiCache with a sparse-attention indexer")
@@ -284,6 +285,46 @@ def test_index_keys_in_rows_are_read_where_sglang_put_them(layout: str, dtype: t
         view_host_pool(host, view)
 
 
+@pytest.mark.feature("HiCache with sliding windows in a pool of their own")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_windows_are_read_from_their_own_host_pool(layout: str) -> None:
+    """As if they had never left the device, also where the other rows never did; keys are wider in one of the pools."""
+    form: dict[str, Any] = {"size": 128, "size_swa": 96, "page_size": 16, "dtype": torch.bfloat16, "head_num": 1}
+    form |= {"head_dim": 128, "swa_head_num": 2, "swa_head_dim": 64, "swa_v_head_dim": 64, "enable_memory_saver": False}
+    layers = {"swa_attention_layer_ids": [0, 2], "full_attention_layer_ids": [1]}
+    pool = SWAKVPool(**form, **layers, device="cpu")
+    table, whole, window = torch.zeros(128 + 16, dtype=torch.int64), pool.full_kv_pool, pool.swa_kv_pool
+    pool.register_mapping(table)
+    for buffer in chain(buffers_of(whole), buffers_of(window)):
+        buffer.copy_(torch.randn(buffer.shape))
+    common: dict[str, Any] = {"pin_memory": False, "device_capacity_tokens": 128}
+    hosts = [
+        MHATokenToKVPoolHost(
+            each.get_device_pool_infos()[0].buffer_info, 3.0, 0, 16, layout, **common, start_layer=0, end_layer=last
+        )
+        for each, last in ((whole, 0), (window, 1))
+    ]
+    rope = RopeParams(inv_freq=10_000.0 ** (-torch.arange(32) / 32), rotary_dim=64, is_neox_style=True)
+    view = view_pool(pool)
+    splicer = Splicer(view, RopeGeometry(tuple(range(LAYERS)), (rope,) * LAYERS, 2_048))
+    splicer.bind_host(view_window_host_pools(*hosts, view))
+    slots, dst, shifts = torch.arange(16, 48), torch.arange(64, 96), torch.full((32,), 77)
+    table[slots], table[dst] = slots + 48, dst - 48
+    host_slots, host_windows = hosts[0].alloc(96)[-32:], hosts[1].alloc(64)[-32:]
+    back_up([whole], hosts[0], host_slots, slots)
+    back_up([window], hosts[1], host_windows, table[slots])
+    splicer.splice(slots, dst, shifts)
+    expected = [buffer[at].clone() for buffer, at in view.places(dst)]
+    for num_split in (0, 12, 32):
+        view.fill(dst, 0)
+        # The first half of what is not fetched as a whole has window rows on the device.
+        here = num_split // 2
+        splicer.splice(slots[:num_split], dst[:num_split], shifts[:num_split], table[slots[:here]])
+        splicer.fetch(host_slots[num_split:], dst[here:], shifts[here:], host_windows[here:])
+        for (buffer, at), rows in zip(view.places(dst), expected, strict=True):
+            assert torch.equal(buffer[at], rows)
+
+
 @pytest.mark.feature(
     "a store of HiCache with a sparse-attention indexer", "a store of HiCache with block-sparse attention"
 )
@@ -335,7 +376,7 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
         path.move_rows(whole)
     assert seen == ["loaded", "spliced"]
     seen.clear()
-    fetch: Any = SimpleNamespace(host_slots=None, dst=range(5), shifts=None)
+    fetch: Any = SimpleNamespace(host_slots=None, dst=range(5), shifts=None, windows=None)
     queue.clear()
     path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[], host=tier))  # type: ignore[arg-type]
     tier.give_back()
@@ -361,6 +402,16 @@ def test_a_splice_waits_for_no_load_but_its_donors(donor: tuple[int, int, int], 
     assert "".join(seen) == waits
 
 
+@pytest.mark.parametrize(("donor", "waits"), [((3, 0, 10), False), ((3, 10, 11), True), ((4, 0, 30), False)])
+def test_a_load_of_window_rows_is_of_the_last_window(donor: tuple[int, int, int], waits: bool) -> None:
+    """It may load no other rows at all; its window begins in node 2."""
+    queue: deque[Any] = deque([SimpleNamespace(finish_event="loaded", node_ids=[3], num_tokens=0)])
+    seen: list[str] = []
+    tier = HostTier(tree_of(queue, (1, 2, 3), (1, 4, 5)), token_bytes=8, window=12)
+    tier.wait_for_loads(SimpleNamespace(wait_event=seen.append), [OnDevice(*donor)])
+    assert bool(seen) is waits
+
+
 def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     """Also if the plan was clipped since: what is left of the second run is on the device as a whole."""
     first, last = (
@@ -369,12 +420,32 @@ def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     )
     pending = PendingSplice(plan(0, 60, (10, 20, 4), (30, 42, 4)), [first, last])
 
-    def read(part: int) -> list[Any]:
-        found = pending.moves()[part]
+    def read(part: str) -> list[Any]:
+        found = getattr(pending.moves(), part)
         return [(move.run.target_start, move.run.target_end, move.shift, move.slots.tolist()) for move in found]
 
-    assert read(0) == [(10, 13, 4, [0, 1, 2]), (30, 38, 4, [*range(50, 58)])]
-    assert read(1) == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
+    assert read("here") == [(10, 13, 4, [0, 1, 2]), (30, 38, 4, [*range(50, 58)])]
+    assert read("fetched") == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
     pending.plan = pending.plan.clip(36)
-    assert read(0)[1:] == [(30, 35, 4, [*range(50, 55)])]
+    assert read("here")[1:] == [(30, 35, 4, [*range(50, 55)])]
     assert pending.num_fetched == 7
+
+
+def test_a_run_is_cut_where_its_window_rows_lie_elsewhere() -> None:
+    """Of ten tokens six are on the device, of which the third and fourth have their window rows on the host."""
+    there = [WindowsOnHost(2, 4, torch.arange(72, 74)), WindowsOnHost(6, 10, torch.arange(76, 80))]
+    rows = Rows(torch.arange(6), None, torch.arange(100, 104), torch.arange(50, 56), there)
+    pending = PendingSplice(plan(0, 60, (10, 20, 4)), [rows])
+
+    def read() -> list[list[tuple[int, list[int], list[int]]]]:
+        return [
+            [(each.run.target_start, each.slots.tolist(), each.window_slots.tolist()) for each in part]  # type: ignore[union-attr]
+            for part in pending.moves()
+        ]
+
+    here = [(10, [0, 1], [50, 51]), (14, [4, 5], [54, 55])]
+    assert read() == [here, [(12, [2, 3], [72, 73])], [(16, [100, 101, 102, 103], [76, 77, 78, 79])]]
+    assert pending.num_fetched == 6
+    pending.plan = pending.plan.clip(14)
+    assert read() == [here[:1], [(12, [2], [72])], []]
+    assert pending.num_fetched == 1

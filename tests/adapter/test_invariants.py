@@ -86,6 +86,23 @@ def test_every_row_that_is_read_from_the_host_is_the_right_one(size: int, write_
 
 
 @each_page_size
+@pytest.mark.parametrize(
+    ("write_policy", "size", "num_windows"),
+    [("write_through", 4_096, POOL // 2), ("write_back", 6_144, POOL // 2), ("write_through", 24_576, POOL)],
+)
+def test_every_row_of_a_window_that_is_read_from_the_host_is_the_right_one(
+    size: int, write_policy: str, num_windows: int, page_size: int
+) -> None:
+    """Both: window rows leave the device before the others, and are read from the host beside these."""
+    rank = Rank(page_size, shuffle=1, host=Host(size, write_policy), num_windows=num_windows)
+    drive(rank, 1200, 5, lambda *_: None)
+    assert rank.counts["rows split"] > 3_000 or num_windows == POOL
+    assert rank.counts["rows fetched"] > 200
+    assert rank.counts["taken for approximate"] == 0
+    rank.settle()
+
+
+@each_page_size
 def test_every_row_that_comes_from_a_store_is_the_right_one(page_size: int, tmp_path: Path) -> None:
     """Servers share a store: text of the first serves the second in another order, and what is broken there nobody."""
     for number, is_broken in enumerate((False, False, True)):

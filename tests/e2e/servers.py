@@ -153,6 +153,12 @@ SERVERS = {
         {},
         None,
     ),
+    "gpt_oss_page16.host": _float32(
+        *("tiny-gpt-oss", 16, "--max-total-tokens", "4096", "--swa-full-tokens-ratio", "0.5", *_HOST), is_slow=True
+    ),
+    "gpt_oss_page64.host": _float32(
+        *("tiny-gpt-oss", 64, "--max-total-tokens", "4096", "--swa-full-tokens-ratio", "0.5", *_HOST), is_slow=True
+    ),
     # Windows have half as many slots as the other layers, and room for an audit.
     "gpt_oss_page16.small_pool": _float32(
         *("tiny-gpt-oss", 16, *_SMALL_POOL, "--max-total-tokens", "5200", "--swa-full-tokens-ratio", "0.5"),

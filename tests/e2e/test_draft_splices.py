@@ -196,7 +196,7 @@ _MOVED = [*random_tokens(721, 150), *_PROMPTS[2], *random_tokens(722, 100)]
 @pytest.mark.feature("HiCache with speculative decoding")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "eagle")) for name in sorted(DRAFTS) if name != "mimo"],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "eagle")) for name in sorted(DRAFTS)],
 )
 def test_a_drafts_rows_are_fetched_from_the_host_with_its_targets(
     name: str, model_dir: Callable[[str], Path], tmp_path: Path

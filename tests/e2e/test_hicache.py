@@ -39,9 +39,10 @@ def served(client: Client, *, on_host: bool) -> Answer:
 
 
 @pytest.mark.feature("HiCache with DP attention", "HiCache with block-sparse attention")
+@pytest.mark.feature("HiCache with sliding windows in a pool of their own")
 @on_each_server(
     *("gqa_page1.small_pool", "mla_page16_tp2", "dsa_page64.host", "mtp_page1_dp2.host"),
-    *("minimax_page16.host", "minimax_page64.host"),
+    *("minimax_page16.host", "minimax_page64.host", "gpt_oss_page16.host", "gpt_oss_page64.host"),
 )
 def test_moved_text_is_spliced_from_the_host_as_from_the_device(client: Client) -> None:
     """To the last bit: the rows are the same, and so is their rotation."""
@@ -51,8 +52,23 @@ def test_moved_text_is_spliced_from_the_host_as_from_the_device(client: Client) 
     assert_same(device, host)
 
 
-@pytest.mark.feature("HiCache with block-sparse attention")
-@on_each_server("minimax_page16.host", "minimax_page64.host")
+@pytest.mark.feature("HiCache with sliding windows in a pool of their own")
+@on_each_server("gpt_oss_page16.host", "gpt_oss_page64.host")
+def test_window_rows_are_spliced_from_the_host_beside_rows_of_the_device(client: Client) -> None:
+    """Windows have 2,048 slots and the other layers 4,096: of the text only window rows have to leave."""
+    device = served(client, on_host=False)
+    client.flush()
+    client.generate(TEXT)
+    for number in range(4):
+        client.generate(random_tokens(100 + number, 600), max_new_tokens=1)
+    split = client.generate(MOVED)
+    assert split.fetched_tokens > 400
+    assert split.chunk_hit_tokens == device.chunk_hit_tokens
+    assert_same(device, split)
+
+
+@pytest.mark.feature("HiCache with block-sparse attention", "HiCache with sliding windows in a pool of their own")
+@on_each_server("minimax_page16.host", "minimax_page64.host", "gpt_oss_page16.host", "gpt_oss_page64.host")
 def test_shift_zero_from_the_host_equals_full_prefill(client: Client) -> None:
     """In float32; answers are decoded from what was spliced."""
     client.flush()

@@ -8,6 +8,8 @@ In SGLang 0.5.23 (`mem_cache/allocator/swa.py`, `mem_cache/unified_cache/compone
   recently used node and keeps its other rows: a hole in the path. So are rows that left a decoding request's window.
 - A prefix matches up to the end of a complete window; earlier window rows may be missing.
 - A lock on a node locks all rows of its path, but only its last window.
+- With HiCache a node's window rows go to the host with its others, and leave the device before them: a path has rows on
+  the device whose window rows are on the host.
 - By default a prefill frees window rows as soon as they leave the window. A donor would have its last window only, so
   `keep_rows` has SGLang keep them in the tree, where unused ones are evicted first.
 
@@ -25,9 +27,12 @@ from typing import Any
 import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
 
+from sglang_pic.adapter.serve.rows import WindowsOnHost
 from sglang_pic.adapter.sglang.seams import WindowTree
-from sglang_pic.core import Span
+from sglang_pic.core import Span, intersect_spans
 
 
 def keep_rows() -> None:
@@ -49,9 +54,42 @@ class WindowRowsInTree:
         self._tree, self._slots = tree, slots
 
     def holes(self, key: RadixKey, end: int) -> Sequence[Span]:
-        """The spans of the first `end` tokens of a resident path whose window rows were evicted, ascending."""
+        """The spans of the first `end` tokens of a resident path whose window rows left the device, ascending."""
         found: Sequence[Span] = self._tree.tree_core.swa_tombstone_ranges(key, 0, end)
         return found
+
+    def on_host(self, node: Any, holes: Sequence[Span]) -> tuple[list[WindowsOnHost], list[Any]]:
+        """What of `holes` in the path to `node` HiCache has on the host, ascending, and its nodes.
+
+        NOTE: the tree gives host slots of window rows as part of a load, and a load is of a whole window: rows less
+        than a window behind others that are nowhere are left out.
+        """
+        core, window = self._tree.tree_core, self._tree.swa_retain_window
+        (path,) = core.collect_path_info([node])
+        missing = [bool(intersect_spans(holes, each.path_start, each.path_end)) for each in path]
+        there = [
+            is_missing and core.component_has_host_value_only(each.node_id, ComponentType.SWA)
+            for each, is_missing in zip(path, missing, strict=True)
+        ]
+        # By node, the start of the unbroken window rows that end with it.
+        starts, start = list[int](), 0
+        for each, is_missing, is_there in zip(path, missing, there, strict=True):
+            start = each.path_end if is_missing and not is_there else start
+            starts.append(start)
+        found = dict[Any, WindowsOnHost]()
+        by_id = {each.node_id: each for each in path}
+        for each, is_there, start in reversed(list(zip(path, there, starts, strict=True))):
+            is_whole = start == 0 or each.path_end - start >= window
+            if not is_there or not is_whole or each.node_id in found:
+                continue
+            (load,) = core.build_hicache_transfers(ComponentType.SWA, each.node_id, CacheTransferPhase.LOAD_BACK)
+            of_load = [by_id[node_id] for node_id in load.nodes_to_load]
+            slots = load.host_indices.split([info.path_end - info.path_start for info in of_load])
+            found |= {
+                info.node_id: WindowsOnHost(info.path_start, info.path_end, part)
+                for info, part in zip(of_load, slots, strict=True)
+            }
+        return sorted(found.values(), key=lambda part: part.start), [*found]
 
     def lock(self, node: Any, start: int, end: int, locks: ExitStack) -> None:
         """Lock the window rows of `[start, end)` on the path to `node`, which is locked, until `locks` are closed."""

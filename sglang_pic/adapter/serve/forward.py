@@ -305,7 +305,7 @@ class ForwardPath:
         started.record()
         try:
             for splicer in (self.splicer, *self._draft_splicers):
-                splicer.fetch(fetch.host_slots, fetch.dst, fetch.shifts)
+                splicer.fetch(fetch.host_slots, fetch.dst, fetch.shifts, fetch.windows)
         finally:
             finished.record()
             host.hold(locks.pop_all(), len(fetch.dst), (started, finished))

@@ -48,9 +48,11 @@ class Fetch:
     """The rows to read from the host before the pass: `[num_tokens]` each, as in `Splice`."""
 
     host_slots: torch.Tensor
-    """In host memory."""
+    """In host memory; likewise `windows`."""
     dst: torch.Tensor
     shifts: torch.Tensor
+    windows: torch.Tensor | None = None
+    """As `Splicer.fetch` takes them: then `host_slots` are of the last tokens alone."""
 
 
 class _Columns(NamedTuple, Generic[_C]):
@@ -230,7 +232,7 @@ def build_gap_batch(
         device: the model's device.
     """
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
-    moves, fetches, locks, offset = list[_Placed](), list[_Placed](), ExitStack(), 0
+    placed, locks, offset = (list[_Placed](), list[_Placed](), list[_Placed]()), ExitStack(), 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
         owners += [i] * len(gaps)
@@ -242,15 +244,16 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
-            for found, placed in zip(splice.moves(), (moves, fetches), strict=True):
-                placed += [(move, rows[i][move.run.target_start : move.run.target_end]) for move in found]
+            for found, of_batch in zip(splice.moves(), placed, strict=True):
+                of_batch += [(move, rows[i][move.run.target_start : move.run.target_end]) for move in found]
             locks.push(splice.locks)
         offset += extend_len
     lens = [*map(int.__sub__, ends, starts)]
-    runs = [len(dst) for _, dst in moves + fetches], [move.shift for move, _ in moves + fetches]
+    every = [*itertools.chain(*placed)]
+    runs = [len(dst) for _, dst in every], [move.shift for move, _ in every]
     places = [0, *itertools.accumulate(lens[:-1])]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
-    moved, fetched = _gather_splice(moves, fetches, wide)
+    moved, fetched = _gather_splice(*placed, wide)
     return GapBatch(
         splice=moved,
         fetch=fetched,
@@ -263,7 +266,7 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
-        donors=[move.on_device for move, _ in moves if move.on_device is not None],
+        donors=[move.on_device for move, _ in every if move.on_device is not None],
         host=next((splice.host for splice in pending if splice is not None), None),
     )
 
@@ -279,24 +282,35 @@ def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
 
 
 def _gather_splice(
-    moves: Sequence[_Placed], fetches: Sequence[_Placed], columns: _Columns[torch.Tensor]
+    here: Sequence[_Placed], split: Sequence[_Placed], fetched: Sequence[_Placed], columns: _Columns[torch.Tensor]
 ) -> tuple[Splice, Fetch | None]:
-    """The copies from the device and from the host; `columns` has the moves of the one, then of the other."""
-    every = [*moves, *fetches]
+    """The copies from the device and from the host, of `Moves`; `columns` has them in this order."""
+    every = [*here, *split, *fetched]
     if not every:
         return Splice(columns.shifts, columns.shifts, columns.shifts), None
-    windows = [move.window_slots for move, _ in moves if move.window_slots is not None]
-    for slots in (*(move.slots for move, _ in moves), *windows):
+    sources = [move.slots for move, _ in (*here, *split)]
+    windows, host_windows = (_window_slots(part) for part in (here, [*split, *fetched]))
+    for slots in (*sources, *windows):
         _read_here(slots)
-    num_spliced = sum(len(dst) for _, dst in moves)
+    num_here, num_on_device = (sum(len(dst) for _, dst in part) for part in (here, [*here, *split]))
     dst = torch.cat([dst for _, dst in every]).to(torch.int64)
     shifts = torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=len(dst))
-    src = torch.cat([move.slots for move, _ in moves]) if moves else dst[:0]
-    splice = Splice(src, dst[:num_spliced], shifts[:num_spliced], torch.cat(windows) if windows else None)
-    if not fetches:
+    splice = Splice(
+        torch.cat(sources) if sources else dst[:0],
+        dst[:num_on_device],
+        shifts[:num_on_device],
+        torch.cat(windows) if windows else dst[:0] if host_windows else None,
+    )
+    if not split and not fetched:
         return splice, None
-    host_slots = torch.cat([move.slots for move, _ in fetches])
-    return splice, Fetch(host_slots, dst[num_spliced:], shifts[num_spliced:])
+    host_slots = torch.cat([torch.empty(0, dtype=torch.int64), *(move.slots for move, _ in fetched)])
+    return splice, Fetch(
+        host_slots, dst[num_here:], shifts[num_here:], torch.cat(host_windows) if host_windows else None
+    )
+
+
+def _window_slots(moves: Sequence[_Placed]) -> list[torch.Tensor]:
+    return [move.window_slots for move, _ in moves if move.window_slots is not None]
 
 
 def _read_here(slots: torch.Tensor) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.media import TextOnly
-from sglang_pic.adapter.serve.rows import NOTHING, HostRows, OnDevice, OnHost, Rows, WindowRows
+from sglang_pic.adapter.serve.rows import HostRows, OnDevice, OnHost, Rows, WindowRows
 from sglang_pic.adapter.sglang.seams import Tree
-from sglang_pic.core import Path, RowNames, Span, intersect_spans
+from sglang_pic.core import Path, RowNames, Span, intersect_spans, subtract_spans
 
 
 class _Resident(NamedTuple):
@@ -27,12 +27,10 @@ class _Resident(NamedTuple):
     length: int
     slots: torch.Tensor
     on_host: OnHost
-    """The rows after them."""
+    """What is not on the device."""
     unlock: Callable[[], object]
-    node: Any
-    """The tree's node at the end of `slots`."""
     holes: Sequence[Span] = ()
-    """Spans whose window rows were evicted."""
+    """Spans whose window rows are nowhere."""
 
 
 class ResolveError(Exception):
@@ -81,35 +79,41 @@ class TreeResolver:
         assert isinstance(namespace, Namespace), "publication.py names namespaces"
         key = RadixKey(self._media.ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
-        slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len].to(torch.int64)
-        on_host = NOTHING if self._host is None else self._host.find(result)
+        on_host = OnHost(result.last_device_node) if self._host is None else self._host.find(result)
+        slots = self._tree.path_device_indices(on_host.node).to(torch.int64)
         num_rows = len(slots) + len(on_host.slots)
-        length, unlock = num_rows + beyond if num_rows else 0, self._lock(result, on_host)
-        found = _Resident(length, slots, on_host, unlock, result.last_device_node)
+        length = num_rows + beyond if num_rows else 0
+        holes: Sequence[Span] = ()
+        if self._windows is not None:
+            holes = self._windows.holes(key, num_rows)
+            if holes and self._host is not None:
+                there, nodes = self._windows.on_host(result.best_match_node, holes)
+                on_host = on_host._replace(nodes=[*on_host.nodes, *nodes], windows=there)
+                holes = subtract_spans(holes, [(each.start, each.end) for each in there])
         # NOTE: the path is locked at every moment, and has exactly one lock if an exception is raised.
-        self._found[path] = found
+        self._found[path] = _Resident(length, slots, on_host, self._lock(on_host), holes)
         if known is not None:
             known.unlock()
-        if self._windows is not None:
-            self._found[path] = found._replace(holes=self._windows.holes(key, num_rows))
-        return found.length
+        return length
 
-    def _lock(self, match: MatchResult, on_host: OnHost) -> Callable[[], object]:
+    def _lock(self, found: OnHost) -> Callable[[], object]:
         """Lock the rows of a match, on the device and on the host; returns the function that unlocks them."""
-        unlock = partial(self._tree.unlock, self._tree.lock(match.last_device_node))
-        if self._host is None or not on_host.nodes:
+        unlock = partial(self._tree.unlock, self._tree.lock(found.node))
+        if self._host is None or not found.nodes:
             return unlock
         with ExitStack() as locks:
             locks.callback(unlock)
-            self._host.lock(on_host, locks)
+            self._host.lock(found, locks)
             return locks.pop_all().close
 
     def num_on_host(self, path: Path, start: int, end: int) -> int:
-        """How many rows of `[start, end)` of a path, resolved up to `end`, are on the host."""
-        return end - max(start, min(end, len(self._found[path].slots)))
+        """How many rows of `[start, end)` of a path, resolved up to `end`, are on the host, or their window rows."""
+        found = self._found[path]
+        in_windows = sum(each.num_within(start, end) for each in found.on_host.windows)
+        return max(in_windows, end - max(start, min(end, len(found.slots))))
 
     def missing(self, path: Path, start: int, end: int) -> list[Span]:
-        """The parts of `[start, end)` of a path, resolved up to `end`, whose window rows were evicted."""
+        """The parts of `[start, end)` of a path, resolved up to `end`, whose window rows are nowhere."""
         return intersect_spans(self._found[path].holes, start, end)
 
     def rows(self, path: Path, start: int, end: int) -> Rows:
@@ -126,17 +130,19 @@ class TreeResolver:
         slots, on_host = found.slots, found.on_host
         num_slots = len(slots)
         assert end <= num_slots + len(on_host.slots), (num_slots, len(on_host.slots), start, end)
-        here, there = slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)]
-        rows = Rows(here, OnDevice(found.node, start, start + len(here)), there)
+        here, host_slots = slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)]
+        rows = Rows(here, OnDevice(on_host.node, start, start + len(here)), host_slots)
         if self._windows is None:
             return rows
         assert not self.missing(path, start, end), "the planner leaves holes out"
+        there = [each for each in on_host.windows if each.num_within(start, end)]
         with ExitStack() as both:
-            self._windows.lock(found.node, start, end, both)
+            for first, last in subtract_spans([(start, start + len(here))], [(each.start, each.end) for each in there]):
+                self._windows.lock(on_host.node, first, last, both)
             window_slots = self._windows.slots(rows.slots)
             both.callback(found.unlock)
             self._found[path] = found._replace(unlock=both.pop_all().close)
-        return rows._replace(window_slots=window_slots)
+        return rows._replace(window_slots=window_slots, windows_on_host=[each.cut(start, end) for each in there])
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; all others are released."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
 
+_NO_SLOTS: Final = torch.empty(0, dtype=torch.int64)
+
+
 class OnDevice(NamedTuple):
     """Rows `[start, end)` of the path to a node of the tree, on the device or being loaded to it."""
 
@@ -26,14 +29,35 @@ class OnDevice(NamedTuple):
     end: int
 
 
-class OnHost(NamedTuple):
-    """The rows after a path's part on the device: host slots, int64, in host memory, and the tree's nodes."""
+class WindowsOnHost(NamedTuple):
+    """Window rows `[start, end)` of a path in host memory."""
 
+    start: int
+    end: int
     slots: torch.Tensor
-    nodes: list[int]
+    """Slots of the host's pool for windows, int64, in host memory."""
+
+    def num_within(self, start: int, end: int) -> int:
+        """How many of the rows are in `[start, end)`."""
+        return max(0, min(end, self.end) - max(start, self.start))
+
+    def cut(self, start: int, end: int) -> WindowsOnHost:
+        """Those of the rows in `[start, end)`, counted from `start`."""
+        first, last = max(start, self.start), min(end, self.end)
+        return WindowsOnHost(first - start, last - start, self.slots[first - self.start : last - self.start])
 
 
-NOTHING: Final = OnHost(torch.empty(0, dtype=torch.int64), [])
+class OnHost(NamedTuple):
+    """The rows of a path that are not on the device."""
+
+    node: Any
+    """The tree's node at the end of the rows on the device."""
+    slots: torch.Tensor = _NO_SLOTS
+    """Host slots of the rows after them, int64, in host memory."""
+    nodes: Sequence[Any] = ()
+    """The tree's nodes of all rows on the host."""
+    windows: Sequence[WindowsOnHost] = ()
+    """Window rows that are on the host alone, also where other rows are on the device; ascending."""
 
 
 class Rows(NamedTuple):
@@ -46,7 +70,9 @@ class Rows(NamedTuple):
     host_slots: torch.Tensor | None = None
     """Host slots of the other tokens, int64, in host memory."""
     window_slots: torch.Tensor | None = None
-    """Slots of the same tokens as `slots` in the pool for windows, if there is one; then nothing is on the host."""
+    """Slots of the same tokens as `slots` in the pool for windows, if there is one; 0 for those on the host."""
+    windows_on_host: Sequence[WindowsOnHost] = ()
+    """Window rows on the host, counted from the span's start; among them those of all `host_slots`."""
     turn: int | None = None
     """Positions by which the keys are rotated; None for the run's shift."""
 
@@ -55,7 +81,7 @@ class HostRows(Protocol):
     """Rows in host memory, which a splice reads directly."""
 
     def find(self, match: Any) -> OnHost:
-        """The rows on the host of a match of the tree."""
+        """The rows on the host of a match of the tree, without `windows`."""
 
     def lock(self, found: OnHost, locks: ExitStack) -> None:
         """Lock the rows until `locks` is closed."""
@@ -71,7 +97,10 @@ class WindowRows(Protocol):
     """Rows of layers with sliding windows, in a pool of their own."""
 
     def holes(self, key: RadixKey, end: int) -> Sequence[Span]:
-        """The spans of the first `end` tokens of a path whose window rows were evicted, ascending."""
+        """The spans of the first `end` tokens of a path whose window rows left the device, ascending."""
+
+    def on_host(self, node: Any, holes: Sequence[Span]) -> tuple[list[WindowsOnHost], list[Any]]:
+        """What of `holes` in the path to a node is on the host, ascending, and its nodes; on servers with HiCache."""
 
     def lock(self, node: Any, start: int, end: int, locks: ExitStack) -> None:
         """Lock the window rows of `[start, end)` on the path to `node`, which is locked, until `locks` is closed."""

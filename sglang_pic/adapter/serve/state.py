@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -32,8 +33,19 @@ class Counted(NamedTuple):
     """Those of `fetched` that were prefetched from a store for this request."""
 
 
+class Moves(NamedTuple):
+    """The copies of a plan."""
+
+    here: list[Move]
+    """From the device."""
+    split: list[Move]
+    """From the device, with window rows from the host."""
+    fetched: list[Move]
+    """From the host."""
+
+
 class Move(NamedTuple):
-    """A part of a run that is copied from the device, or from the host."""
+    """A part of a run that is copied from one place."""
 
     run: Run
     """The part, as a run of its own."""
@@ -42,7 +54,7 @@ class Move(NamedTuple):
     shift: int
     """Positions by which the keys are rotated."""
     window_slots: torch.Tensor | None = None
-    """The slots in the pool for windows, if there is one."""
+    """The slots in the pool for windows, if there is one, on the device or on the host."""
     on_device: OnDevice | None = None
     """The place of the slots in the tree."""
 
@@ -59,24 +71,37 @@ class PendingSplice:
     host: HostRows | None = None
     """The rows in host memory, on servers with HiCache."""
 
-    def moves(self) -> tuple[list[Move], list[Move]]:
-        """The copies from the device, and from the host."""
-        moves, fetches = list[Move](), list[Move]()
+    def moves(self) -> Moves:
+        """The copies; a run is cut where its rows, or their window rows, lie elsewhere."""
+        moves = Moves([], [], [])
         for run, rows in self._by_run:
-            slots, shift = rows.slots[: run.num_tokens], run.shift if rows.turn is None else rows.turn
-            start, end = len(slots), run.num_tokens
-            if start:
-                window_slots = None if rows.window_slots is None else rows.window_slots[:start]
-                moves.append(Move(_part(run, 0, start), slots, shift, window_slots, rows.on_device))
-            if start < end:
-                assert rows.host_slots is not None, "what is not on the device is on the host"
-                fetches.append(Move(_part(run, start, end), rows.host_slots[: end - start], shift))
-        return moves, fetches
+            num_here, shift = min(run.num_tokens, len(rows.slots)), run.shift if rows.turn is None else rows.turn
+            parts = [each for each in rows.windows_on_host if each.start < run.num_tokens]
+            edges = {0, num_here, run.num_tokens, *(min(edge, run.num_tokens) for each in parts for edge in each[:2])}
+            for start, end in itertools.pairwise(sorted(edges)):
+                part = next((each.cut(start, end) for each in parts if each.num_within(start, end)), None)
+                window_slots = None if rows.window_slots is None else rows.window_slots[start:end]
+                if start < num_here:
+                    slots, found = rows.slots[start:end], moves.here if part is None else moves.split
+                else:
+                    assert rows.host_slots is not None, "what is not on the device is on the host"
+                    slots, found = rows.host_slots[start - num_here : end - num_here], moves.fetched
+                    assert part is not None or window_slots is None, "so are its window rows"
+                on_device = rows.on_device if start < num_here else None
+                window_slots = window_slots if part is None else part.slots
+                found.append(Move(_part(run, start, end), slots, shift, window_slots, on_device))
+        return moves
 
     @property
     def num_fetched(self) -> int:
-        """Tokens read from the host."""
-        return sum(run.num_tokens - min(run.num_tokens, len(rows.slots)) for run, rows in self._by_run)
+        """Tokens of which rows are read from the host."""
+        return sum(
+            max(
+                run.num_tokens - min(run.num_tokens, len(rows.slots)),
+                sum(each.num_within(0, run.num_tokens) for each in rows.windows_on_host),
+            )
+            for run, rows in self._by_run
+        )
 
     @property
     def _by_run(self) -> Iterator[tuple[Run, Rows]]:

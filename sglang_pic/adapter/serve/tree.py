@@ -19,6 +19,7 @@ from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.state import is_apart, keep_apart
 from sglang_pic.adapter.sglang.seams import Req
+from sglang_pic.core import merge_spans
 
 
 class PicRadixCache(UnifiedRadixCache):
@@ -232,5 +233,5 @@ def adopted_again(result: base.InsertResult) -> list[tuple[int, int]]:
     and the others too unless its own are locked.
     """
     adopted = result.adopted_ranges or {}
-    spans = adopted.get(ComponentType.SWA) or adopted.get(ComponentType.FULL, [])
+    spans = merge_spans(span for part in (ComponentType.SWA, ComponentType.FULL) for span in adopted.get(part, []))
     return [(start, min(end, result.prefix_len)) for start, end in spans if start < result.prefix_len]

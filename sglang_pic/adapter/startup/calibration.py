@@ -77,13 +77,21 @@ def calibrate(
 def calibrate_fetch(
     splicer: Splicer, num_host_slots: int, tp_group: TpGroup | None, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Microseconds to copy a row from the host, on the slowest rank; host and pool must have no rows yet."""
+    """Microseconds to copy a row from the host, on the slowest rank; host and pool must have no rows yet.
+
+    Args:
+        splicer: with a host.
+        num_host_slots: of the host, and of its pool for windows.
+        tp_group: the ranks.
+        clock: in seconds.
+    """
     view = splicer.view
-    num_rows = min(_FETCHED_ROWS, num_host_slots, view.num_slots - view.page_size)
+    num_rows = min(_FETCHED_ROWS, num_host_slots, longest_borrowed(view, 1))
     host_slots = torch.arange(num_rows, dtype=torch.int64)
     dst = host_slots.to(view.device) + view.page_size
     shifts = torch.full_like(dst, 7)
-    timing = _time(lambda: splicer.fetch(host_slots, dst, shifts), view.device, tp_group, clock)
+    with map_windows(view, dst):
+        timing = _time(lambda: splicer.fetch(host_slots, dst, shifts, host_slots), view.device, tp_group, clock)
     return timing.us / num_rows
 
 

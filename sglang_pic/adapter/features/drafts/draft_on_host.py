@@ -2,7 +2,8 @@
 
 SGLang backs rows of both up and loads both back in one operation, so where the host has a row of the target it has the
 draft's. Where the draft's layers are like the target's (NEXTN, one layer a head) they follow them in the target's host
-pools; any other draft has host pools of its own, which SGLang registers once the tree is made.
+pools, those with windows in that for windows; any other draft has host pools of its own, which SGLang registers once
+the tree is made.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from typing import Any
 
 from sglang_pic.adapter.features.drafts.draft import Draft, named
 from sglang_pic.errors import Refused, UnsupportedError
-from sglang_pic.runtime.host_rows import view_host_pool
+from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
 
 OTHER_HEADS = Refused(
     "SGLang keeps the rows of the first head alone there", "start without --enable-hierarchical-cache"
+)
+OTHER_WINDOWS = Refused(
+    "SGLang keeps them in a pool beside the target's, which is not read yet",
+    "start without --enable-hierarchical-cache",
 )
 
 
@@ -38,9 +43,20 @@ class DraftsOnHost:
         for draft in drafts:
             pool = draft.runner.token_to_kv_pool
             with named(draft.runner):
-                if pool in params.mtp_draft_device_pools:
+                view = draft.splicer.view
+                if pool in params.mtp_draft_device_pools and view.windows is not None:
+                    before = params.mtp_draft_device_pools[: params.mtp_draft_device_pools.index(pool)]
+                    whole, window = (
+                        sum(bool(getattr(each, part).layer_num) for each in before)
+                        for part in ("full_kv_pool", "swa_kv_pool")
+                    )
+                    pools = group.get_pool(PoolName.KV), group.get_pool(PoolName.SWA)
+                    draft.splicer.bind_host(view_window_host_pools(*pools, view, packed_at=(whole, window)))
+                elif pool in params.mtp_draft_device_pools:
                     place = params.mtp_draft_device_pools.index(pool)
                     self._bind(draft, PoolName.KV, PoolName.INDEXER, packed_at=place)
+                elif view.windows is not None:
+                    raise UnsupportedError(OTHER_WINDOWS.line("its window rows on the host"))
                 elif pool in params.sidecar_draft_device_pools:
                     self._awaited.append(draft)
                 else:

@@ -18,8 +18,8 @@ from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import Req
 
 NO_STORE: Final = (
-    "A store of HiCache would take spliced index keys, rows of a draft, or rows beside images for computed ones; start "
-    "without --radix-cache-backend pic to attach one."
+    "A store of HiCache would take spliced index keys, window rows, rows of a draft, or rows beside images for "
+    "computed ones; start without --radix-cache-backend pic to attach one."
 )
 
 
@@ -28,7 +28,7 @@ class HiCacheTree(PicRadixCache):
 
     host: HostTier
     store: StoreTier | None = None
-    """None beside index keys, drafts and images, whose rows a store keeps under SGLang's own keys."""
+    """None beside index keys, windows, drafts and images, whose rows a store keeps under SGLang's own keys."""
     drafts: DraftsOnHost | None = None
     """None until the host's pools are known."""
 

@@ -23,7 +23,7 @@ import torch
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
-from sglang_pic.adapter.serve.rows import NOTHING, OnDevice, OnHost
+from sglang_pic.adapter.serve.rows import OnDevice, OnHost
 from sglang_pic.adapter.sglang.seams import Tree
 from sglang_pic.core import Tokens, as_tokens
 
@@ -46,20 +46,27 @@ class HostTier(Feature):
     Args:
         tree: SGLang's tree, whose controller is attached.
         token_bytes: what a token's rows take, for SGLang's metrics of loads.
+        window: tokens of a window in the tree, if windows have a pool of their own.
     """
 
     fault = Fallback.FAULT_STORE
 
-    def __init__(self, tree: Tree, token_bytes: int) -> None:
+    def __init__(self, tree: Tree, token_bytes: int, window: int | None = None) -> None:
         self._tree, self.token_bytes = tree, token_bytes
+        self._window = 0 if window is None else window
         self._held: deque[tuple[object, ExitStack]] = deque()
 
     def find(self, match: Any) -> OnHost:
         """What a match found on the host, behind its rows on the device."""
-        if not match.host_hit_length:
-            return NOTHING
-        transfer, _ = self._tree.tree_core.build_load_back_spec(match.best_match_node)
-        return OnHost(transfer.host_indices, list(transfer.nodes_to_load))
+        node, core = match.last_device_node, self._tree.tree_core
+        if match.best_match_node == node:
+            return OnHost(node)
+        if self._window:
+            # For SGLang a match on the device ends with a whole window there. Other rows may go on.
+            (path,) = core.collect_path_info([match.best_match_node])
+            node = next((each.node_id for each in reversed(path) if each.full_value_len is not None), node)
+        transfer, _ = core.build_load_back_spec(match.best_match_node)
+        return OnHost(node, transfer.host_indices, transfer.nodes_to_load)
 
     def lock(self, found: OnHost, locks: ExitStack) -> None:
         """Keep the rows where they are until `locks` is closed.
@@ -82,7 +89,11 @@ class HostTier(Feature):
                 stream.wait_event(ack.finish_event)
 
     def _end_of(self, node: Any, num_tokens: int) -> set[Any]:
-        """The nodes of the last tokens of a path: a load is of these, and of no more than all loads of its ack."""
+        """The nodes of the last tokens of a path: a load is of these, and of no more than all loads of its ack.
+
+        A load of window rows is of the last window, whatever else it loads.
+        """
+        num_tokens = max(num_tokens, self._window)
         (path,) = self._tree.tree_core.collect_path_info([node])
         return self._nodes(node, path[-1].path_end - num_tokens, path[-1].path_end)
 
