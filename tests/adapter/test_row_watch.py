@@ -63,9 +63,10 @@ class Server:
         if splice is not None:
             run, src = splice
             dst = slots[run.target_start : run.target_end]
-            moved = SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, self.turned_by or run.shift))
+            shifts = torch.full_like(dst, self.turned_by or run.shift)
+            moved = SimpleNamespace(src=src, dst=dst, shifts=shifts, windows=None)
             gap = SimpleNamespace(splice=moved, fetch=None)
-            plan = SimpleNamespace(moves=lambda: ([Move(run, src, run.shift)], []))
+            plan = SimpleNamespace(moves=lambda: ([Move(run, src, run.shift)], [], []))
             self.watch.lay_out(gap, None, [plan], batch, None)
         self._pass(batch, gap, slots, torch.tensor(tokens), torch.arange(len(tokens)))
         self.draft_pass(slots)

@@ -6,8 +6,10 @@ it when it hands the slot out. It reads the device at every pass, so it is for a
     token, position   for which the row was computed or spliced; -1 for a slot that was handed out and not yet written
     content           a hash of what a splice copies unchanged: the values, or MLA's latent
     is_computed       False for a row that came from a splice
-    beside            likewise `content` of the same slot's row in each draft model, and in the layers with windows
-                      where these have a pool of their own: such rows may go earlier, so only splices are checked
+    beside            likewise `content` of the same slot's row in each draft model
+
+Layers with windows may have a pool and slots of their own, and a table of `content` by these: such rows may go earlier,
+so only splices and loads are checked.
 
 What is found wrong is counted and logged, never raised.
 
@@ -61,43 +63,51 @@ class _Unchanged:
 
     Args:
         view: the pool.
-        in_windows: whether it is of the layers with windows, or of the others; None for all of them.
+        in_windows: whether it is of the layers with windows, by slots of their pool, or of the others.
     """
 
-    def __init__(self, view: PoolView, *, in_windows: bool | None) -> None:
+    def __init__(self, view: PoolView, *, in_windows: bool) -> None:
         # Each layer as integers `[num_slots, width]`, and a factor for each.
         as_integers = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[view.dtype.itemsize]
-        self._windows = view.windows
         layers = frozenset() if view.windows is None else view.windows.layers
         parts = view.values or [keys[..., : view.rope_offset] for keys in view.keys]
         self.parts = [
-            (part.view(as_integers).flatten(1), layer in layers)
-            for layer, part in enumerate(parts)
-            if in_windows is None or in_windows == (layer in layers)
+            part.view(as_integers).flatten(1) for layer, part in enumerate(parts) if in_windows == (layer in layers)
         ]
         random = torch.Generator().manual_seed(0)
         self._factors = [
             torch.randint(1, 1 << 62, part.shape[1:], generator=random, dtype=torch.int64) * 2 + 1
-            for part, _ in self.parts
+            for part in self.parts
         ]
 
     def hashed(self, slots: Tensor) -> Tensor:
         """A hash of each row, `[num_slots]` int64."""
         total = torch.zeros(len(slots), dtype=torch.int64)
-        there = slots if self._windows is None else self._windows.slots[slots].to(torch.int64)
-        for (part, is_window), factors in zip(self.parts, self._factors, strict=True):
-            total += (part[there if is_window else slots].to(torch.int64) * factors).sum(1)
+        for part, factors in zip(self.parts, self._factors, strict=True):
+            total += (part[slots].to(torch.int64) * factors).sum(1)
         return total
 
 
 class _Beside(NamedTuple):
-    """Rows in the same slots as the target's whole ones."""
+    """Rows beside the target's whole ones."""
 
     what: str
     runner: ModelRunner
     """Whose passes write them."""
     unchanged: _Unchanged
     content: Tensor
+    table: Tensor | None = None
+    """Their slots by those of the whole rows; None for the same ones."""
+
+    def places(self, slots: Tensor) -> Tensor:
+        """Where the rows beside those of `slots` are."""
+        return slots if self.table is None else self.table[slots].to(torch.int64)
+
+    def note(self, slots: Tensor) -> Tensor:
+        """Take what stands beside `slots` for right, and return its hashes."""
+        places = self.places(slots)
+        self.content[places] = hashed = self.unchanged.hashed(places)
+        return hashed
 
 
 def whole_allocator(runner: Any) -> Any:
@@ -117,16 +127,26 @@ class RowWatch:
         self._position = self._token.clone()
         self._content = torch.zeros(view.num_slots, dtype=torch.int64)
         self._is_computed = torch.zeros(view.num_slots, dtype=torch.bool)
-        whole, windows = (_Unchanged(view, in_windows=in_windows) for in_windows in (False, True))
-        self._hash = whole.hashed
+        self._hash = _Unchanged(view, in_windows=False).hashed
+        of_drafts = [("a draft", each, of_draft, _Unchanged(of_draft, in_windows=False)) for each, of_draft in drafts]
         self._beside = [
-            _Beside("a draft", each, _Unchanged(of_draft, in_windows=None), self._content.clone())
-            for each, of_draft in drafts
+            _Beside(what, each, rows, self._content.clone()) for what, each, _, rows in of_drafts if rows.parts
         ]
-        if windows.parts:
-            self._beside.append(_Beside("a window", runner, windows, self._content.clone()))
+        self._windows = [
+            _Beside(
+                f"{what}'s window",
+                each,
+                _Unchanged(of_model, in_windows=True),
+                self._content.new_zeros(of_model.windows.num_slots),
+                of_model.windows.slots,
+            )
+            for what, each, of_model in [("the model", runner, view), *(draft[:3] for draft in of_drafts)]
+            if of_model.windows is not None
+        ]
         self._host: list[Tensor] = []
         """The table of a host pool (HiCache), once rows were copied there."""
+        self._host_windows: list[Tensor] = []
+        """Likewise of that for windows."""
         self._stored: dict[str, bytes] = {}
         """Likewise of pages in a store, as bytes: there are many, and a tensor is a kilobyte."""
         self._laid_out: _Claim | None = None
@@ -153,9 +173,9 @@ class RowWatch:
         sources: list[int] = []
         positions: list[int] = []
         planned = [(req, plan) for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
-        # What is read from the host follows all that is read from the device.
-        for from_host in (False, True):
-            for req, run in ((req, move.run) for req, plan in planned for move in plan.moves()[from_host]):
+        # As the splice has them: what is read from the host follows all that is read from the device.
+        for part in range(3):
+            for req, run in ((req, move.run) for req, plan in planned for move in plan.moves()[part]):
                 tokens += req.full_untruncated_fill_ids[run.target_start : run.target_end]
                 sources += range(run.donor_start, run.donor_end)
                 positions += range(run.target_start, run.target_end)
@@ -223,9 +243,9 @@ class RowWatch:
         return output
 
     def _note_beside(self, slots: Tensor, runner: Any) -> None:
-        for each in self._beside:
+        for each in (*self._beside, *self._windows):
             if each.runner is runner:
-                each.content[slots] = each.unchanged.hashed(slots)
+                each.note(slots)
 
     def move_rows(self, original: Callable[..., None], path: Any, gap: Any) -> None:
         """Around a splice: its sources are the rows that the plans mean, and its targets get their content."""
@@ -233,15 +253,17 @@ class RowWatch:
         if claim is None or not len(claim.tokens):
             original(path, gap)
             return
+        windows = self._windows_read(gap)
         table, content, is_free = [column[src] for column in self._table], self._hash(src), self._is_free(src)
-        if gap.fetch is not None:
+        if gap.fetch is not None and len(gap.fetch.host_slots):
             there = [column[gap.fetch.host_slots] for column in self._host]
             table = [torch.cat(pair) for pair in zip(table, there, strict=True)]
             content = torch.cat([content, there[2]])
             is_free = torch.cat([is_free, torch.zeros(len(there[2]), dtype=torch.bool)])
-            src, dst = torch.cat([src, gap.fetch.host_slots]), torch.cat([dst, gap.fetch.dst])
-            shifts = torch.cat([shifts, gap.fetch.shifts])
-            self.num_fetched += len(there[2])
+            fetched = slice(len(gap.fetch.dst) - len(there[2]), None)
+            src, dst = torch.cat([src, gap.fetch.host_slots]), torch.cat([dst, gap.fetch.dst[fetched]])
+            shifts = torch.cat([shifts, gap.fetch.shifts[fetched]])
+        self.num_fetched += 0 if gap.fetch is None else len(gap.fetch.dst)
         token, position, held, is_computed, *beside = table
         self.num_spliced += src.numel()
         other = (token != claim.tokens) | (position != claim.source_positions)
@@ -263,26 +285,43 @@ class RowWatch:
         self._content[dst], self._is_computed[dst] = self._hash(dst), False
         self._report("copied wrongly", self._content[dst] != content, dst)
         for each, was in zip(self._beside, beside, strict=True):
-            each.content[dst] = each.unchanged.hashed(dst)
-            self._report(f"copied wrongly from {each.what}'s row", each.content[dst] != was, dst)
+            self._report(f"copied wrongly from {each.what}'s row", each.note(dst) != was, dst)
+        for each, was in zip(self._windows, windows, strict=True):
+            self._report(f"copied wrongly from {each.what}'s row", each.note(dst) != was, dst)
         if self._claim is None:
             self._moved_ahead = dst
+
+    def _windows_read(self, gap: Any) -> list[Tensor]:
+        """What the tables say of the window rows that a splice reads, in its order; on the device they are checked."""
+        found = []
+        for number, each in enumerate(self._windows):
+            here = each.places(gap.splice.src) if gap.splice.windows is None else gap.splice.windows
+            changed = each.unchanged.hashed(here) != each.content[here]
+            self._report(f"spliced from {each.what}'s row that changed", changed, here)
+            fetched = [] if gap.fetch is None else [self._host_windows[number][gap.fetch.windows]]
+            found.append(torch.cat([each.content[here], *fetched]))
+        return found
 
     def copied(self, original: Callable[..., Any], engine: Any, transfers: Any, *, to_host: bool, **kwargs: Any) -> Any:
         """Around SGLang's copies between the device and the host, which take what the table says along."""
         result = original(engine, transfers, **kwargs)
         for transfer in transfers:
             host, device = (each.to("cpu", torch.int64) for each in (transfer.host_indices, transfer.device_indices))
-            if not self._host:
-                shape = int(transfer.host_pool.size)
-                self._host = [column.new_zeros(shape) for column in self._table]
-            for here, there in zip(self._table, self._host, strict=True):
+            tables, on_host, content, hashed = self._table, self._host, self._content, self._hash
+            if transfer.is_draft:  # A row of each head, whose table goes with its target's.
+                continue
+            if transfer.device_pool is getattr(self._runner.token_to_kv_pool, "swa_kv_pool", None):
+                content, hashed = self._windows[0].content, self._windows[0].unchanged.hashed
+                tables, on_host = tuple(each.content for each in self._windows), self._host_windows
+            if not on_host:
+                on_host += [column.new_zeros(int(transfer.host_pool.size)) for column in tables]
+            for here, there in zip(tables, on_host, strict=True):
                 if to_host:
                     there[host] = here[device]
                 else:
                     here[device] = there[host]
             if not to_host:
-                self._report("loaded wrongly", self._content[device] != self._hash(device), device)
+                self._report("loaded wrongly", content[device] != hashed(device), device)
         return result
 
     def stored(self, original: Callable[..., bool], controller: Any, pages: Any, slots: Tensor, *args: Any) -> bool:
