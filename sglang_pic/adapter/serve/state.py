@@ -76,6 +76,10 @@ class PendingSplice:
         moves = Moves([], [], [])
         for run, rows in self._by_run:
             num_here, shift = min(run.num_tokens, len(rows.slots)), run.shift if rows.turn is None else rows.turn
+            if num_here == run.num_tokens and not rows.windows_on_host:
+                window_slots = None if rows.window_slots is None else rows.window_slots[:num_here]
+                moves.here.append(Move(run, rows.slots[:num_here], shift, window_slots, rows.on_device))
+                continue
             parts = [each for each in rows.windows_on_host if each.start < run.num_tokens]
             edges = {0, num_here, run.num_tokens, *(min(edge, run.num_tokens) for each in parts for edge in each[:2])}
             for start, end in itertools.pairwise(sorted(edges)):
@@ -95,11 +99,11 @@ class PendingSplice:
     @property
     def num_fetched(self) -> int:
         """Tokens of which rows are read from the host."""
+        # Where window rows are on the host, they are so for all rows that are.
         return sum(
-            max(
-                run.num_tokens - min(run.num_tokens, len(rows.slots)),
-                sum(each.num_within(0, run.num_tokens) for each in rows.windows_on_host),
-            )
+            sum(each.num_within(0, run.num_tokens) for each in rows.windows_on_host)
+            if rows.windows_on_host
+            else run.num_tokens - min(run.num_tokens, len(rows.slots))
             for run, rows in self._by_run
         )
 
