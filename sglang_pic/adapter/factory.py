@@ -24,7 +24,7 @@ from sglang_pic.adapter.features.audit import moments as audit_moments
 from sglang_pic.adapter.features.audit.audit import Audit
 from sglang_pic.adapter.features.content_events import ContentEvents, make_content_events
 from sglang_pic.adapter.features.drafts.draft import Draft, read_drafts
-from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost
+from sglang_pic.adapter.features.drafts.draft_on_host import CUT_BETWEEN_RANKS, DraftsOnHost, is_cut_between_ranks
 from sglang_pic.adapter.features.hicache import hicache_tree, store
 from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
@@ -52,7 +52,7 @@ from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.contract import changed_attention, describe_changes
 from sglang_pic.adapter.sglang.hooks import apply_hooks
-from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner
+from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner, TpGroup
 from sglang_pic.adapter.startup import certified, startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate, calibrate_fetch
 from sglang_pic.adapter.startup.fingerprint import read_fingerprint
@@ -80,6 +80,7 @@ from sglang_pic.core import (
     costs,
     load_loops,
 )
+from sglang_pic.errors import UnsupportedError
 from sglang_pic.route.wire import Cutting
 from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
 from sglang_pic.runtime.rope import read_geometry
@@ -288,9 +289,7 @@ def _make_cache(
         steps=_steps(ctx, model.splicer),
         series=Series(plan_metrics.METRICS, labels),
     )
-    view = path.splicer.view
-    sets_all_keys = not (view.index or view.index_rows or view.windows or model.drafts or isinstance(media, Images))
-    if isinstance(tree, HiCacheTree) and sets_all_keys:
+    if isinstance(tree, HiCacheTree) and not isinstance(media, Images) and _may_have_store(tree, model, index, ranks):
         tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
         features.add(tree.store)
     tree.serve_with(
@@ -380,6 +379,19 @@ def _read_host(
     return tree.host, cost
 
 
+def _may_have_store(tree: HiCacheTree, model: _LiveModel, index: ContentIndex, ranks: TpGroup | None) -> bool:
+    """Whether SGLang's keys name all that a row of a draft depends on, and windows have no keys of their own.
+
+    Raises:
+        UnsupportedError: a store is attached, and would keep a draft's rows of one rank for all.
+    """
+    if is_cut_between_ranks(model.drafts, model.splicer.view, ranks):
+        if tree.enable_storage:
+            raise UnsupportedError(CUT_BETWEEN_RANKS.line("a store of HiCache and a draft without latent rows"))
+        return False
+    return len(model.drafts) <= index.names.lookahead and model.splicer.view.windows is None
+
+
 def _make_store(
     ctx: BuildContext,
     tree: HiCacheTree,
@@ -391,16 +403,20 @@ def _make_store(
 ) -> StoreTier:
     """The tier that finds text of other servers in HiCache's store; a store may be attached later."""
     host_pool = tree.cache_controller.mem_pool_host.anchor_entry.host_pool
+    models = [(ctx.tp_worker.model_runner, model.splicer), *((draft.runner, draft.splicer) for draft in model.drafts)]
+    # NOTE: later only the ranks that serve the same requests do the same at the same time.
+    at_start = read_fingerprint(models, host_pool, config.core, ctx.tp_group)
 
     def make_directory(objects: Objects) -> Directory:
         return Directory(
             objects,
-            fingerprint=read_fingerprint(
-                ctx.tp_worker.model_runner, model.splicer, host_pool, config.core, ctx.tp_group
-            ),
+            fingerprint=read_fingerprint(models, host_pool, config.core, serving_group(ctx.tp_group))
+            if tree.num_weights
+            else at_start,
             page_size=tree.page_size,
             chunker=Chunker(config.core),
             delimiters=model.delimiters,
+            lookahead=publication.index.names.lookahead,
         )
 
     made = StoreTier(

@@ -6,6 +6,8 @@ rows. The directory maps a piece of text to paths that contain it, with two kind
     anchor   for every `ANCHOR_EVERY`th chunk, chosen by its hash: the block that contains it, and its position
     block    for `block_tokens` tokens of a path: the block before it, its tokens, checksums of its rows
 
+Where the hash of a page depends on the token behind it, too (`lookahead`), a block has that token.
+
 A reader cuts unknown text as the writer did, loads the anchors of its chunks, and walks from a block to the root of its
 path. It compares token ids, and refuses rows with another checksum.
 
@@ -69,7 +71,7 @@ class Found(NamedTuple):
     """A path whose rows the store has."""
 
     tokens: Tokens
-    """The path, in whole blocks."""
+    """The path, in whole blocks, and `lookahead` tokens more."""
     sums: Sums
     """Checksums that its pages' rows may have: `[num_objects, num_pages]`."""
     num_equal: int
@@ -80,6 +82,7 @@ class _Block(NamedTuple):
     parent: PageHash
     """The last page before it."""
     tokens: Tokens
+    """Its own, and `lookahead` more."""
     sums: list[Sums]
     """The checksums in each of the block's objects."""
 
@@ -93,6 +96,7 @@ class Directory:
         page_size: tokens of a page.
         chunker: cuts text as every server with this fingerprint does.
         delimiters: ids of tokens that open or close a message.
+        lookahead: tokens behind a page that its hash depends on.
     """
 
     def __init__(
@@ -103,12 +107,13 @@ class Directory:
         page_size: int,
         chunker: Chunker,
         delimiters: frozenset[int] = frozenset(),
+        lookahead: int = 0,
     ) -> None:
         self._objects, self._chunker, self._delimiters = objects, chunker, delimiters
         self.fingerprint = fingerprint
         self.block_tokens = -(-_LEAST_BLOCK // page_size) * page_size
         """Tokens of a block: 64, in whole pages."""
-        self._pages = self.block_tokens // page_size
+        self._pages, self._lookahead = self.block_tokens // page_size, lookahead
 
     def list_path(
         self,
@@ -123,7 +128,7 @@ class Directory:
 
         Args:
             namespace: only requests of this namespace find the path.
-            tokens: the path from its root.
+            tokens: the path from its root, and `lookahead` tokens behind the last page.
             start: the first position to list, the end of a block.
             before: the page that ends there, or None at the root.
             pages: the pages from `start` on; those after the last whole block are not listed.
@@ -136,7 +141,7 @@ class Directory:
         for number, block in enumerate(blocks):
             at, first = start + number * self.block_tokens, number * self._pages
             rows = sums[first : first + self._pages]
-            content = parent + tokens[at : at + self.block_tokens].tobytes() + rows.tobytes()
+            content = parent + tokens[at : at + self._block_len].tobytes() + rows.tobytes()
             self._put_new("block", block, content)
             parent = block
         stop = start + len(blocks) * self.block_tokens
@@ -169,7 +174,8 @@ class Directory:
                 continue
             on_path = {last, *(block.parent for block in blocks)}
             passed |= on_path
-            path = np.concatenate([block.tokens for block in blocks])
+            whole = [block.tokens[: self.block_tokens] for block in blocks]
+            path = np.concatenate([*whole, blocks[-1].tokens[self.block_tokens :]])
             equal = [_equal(tokens, path, end, place) for end, block, place in hits if block in on_path]
             num_equal = sum(end - start for start, end in merge_spans(equal))
             if num_equal:
@@ -198,7 +204,7 @@ class Directory:
             if not contents or len(blocks) > _MAX_BLOCKS:
                 return None
             sums = [np.frombuffer(content, dtype=np.uint64, offset=self._sums_at) for content in contents]
-            tokens = np.frombuffer(contents[0], dtype=np.int32, count=self.block_tokens, offset=_HASH_BYTES)
+            tokens = np.frombuffer(contents[0], dtype=np.int32, count=self._block_len, offset=_HASH_BYTES)
             last = contents[0][:_HASH_BYTES]
             blocks.append(_Block(last, tokens, sums))
         return blocks[::-1] or None
@@ -237,8 +243,12 @@ class Directory:
                 return
 
     @property
+    def _block_len(self) -> int:
+        return self.block_tokens + self._lookahead
+
+    @property
     def _sums_at(self) -> int:
-        return _HASH_BYTES + TOKEN_BYTES * self.block_tokens
+        return _HASH_BYTES + TOKEN_BYTES * self._block_len
 
 
 def _equal(tokens: Tokens, path: Tokens, end: int, place: int) -> Span:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig, PoolName
+from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig, PoolName, SidecarPoolSpec
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _evict_swa_for_device_alloc
 from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
@@ -39,6 +39,8 @@ class HostRows(LogicalHostPool):
         super().__init__(size, page_size)
         self.layer_num, self.end_layer, self.device_rows = 1, 1, device_rows
         self.rows: dict[int, Any] = {}
+        self.beside: HostRows | None = None
+        """The pool of index keys, or of a draft's rows: what a slot has there is its row again."""
         self.decode: Callable[[bytes], Any] = bytes
         """Makes a row of what a store keeps of it."""
 
@@ -53,6 +55,12 @@ class HostRows(LogicalHostPool):
     ) -> None:
         for here, there in zip(device.tolist(), host.tolist(), strict=True):
             self.device_rows[here] = self.rows[there]
+        self.check_beside(host.tolist())
+
+    def check_beside(self, slots: list[int]) -> None:
+        """What stands beside rows that are read is theirs."""
+        if self.beside is not None:
+            assert [self.beside.rows.get(slot) for slot in slots] == [self.rows.get(slot) for slot in slots]
 
     def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
         assert flat
@@ -74,6 +82,8 @@ def attach_host(
     size: int,
     write_policy: str,
     windows: tuple[dict[int, Any], int] | None = None,
+    *,
+    has_side_pool: bool = False,
 ) -> HostRows:
     """What `init_hicache` does for a server, with a host of `size` slots; returns the host's pool.
 
@@ -102,15 +112,14 @@ def attach_host(
             )
         )
         tree.components[ComponentType.SWA]._swa_kv_pool_host = window_pool
+    if has_side_pool:
+        pool.beside = HostRows(device_rows, size, allocator.page_size)
+        entries.append(PoolEntry(PoolName.INDEXER, pool.beside, device_pool, lambda layer: layer))
+        tree.register_sidecar_pool(SidecarPoolSpec(PoolName.INDEXER, PoolName.KV))
     tree.host_pool_group = HostPoolGroup(entries)
+    form: Any = {"write_policy": write_policy, "io_backend": "direct"}
     tree.cache_controller = HybridCacheController(
-        allocator,
-        tree.host_pool_group,
-        allocator.page_size,
-        None,
-        threading.Event(),
-        write_policy=write_policy,
-        io_backend="direct",
+        *(allocator, tree.host_pool_group, allocator.page_size, None, threading.Event()), **form
     )
     tree.components[ComponentType.FULL]._full_kv_pool_host = pool
     tree.tree_core.set_hicache_enabled()
@@ -125,18 +134,28 @@ def attach_host(
     return pool
 
 
-def attach_store(tree: Any, folder: Path, core: CoreConfig, delimiters: frozenset[int]) -> None:
-    """What SGLang and our factory do for a server with a file store, hooks included."""
-    controller = tree.cache_controller
-    config = HiCacheStorageConfig(
+def file_store(folder: Path) -> HiCacheFile:
+    """SGLang's own, of a server with one rank."""
+    return HiCacheFile(_storage_config(folder))
+
+
+def _storage_config(folder: Path) -> HiCacheStorageConfig:
+    return HiCacheStorageConfig(
         **dict.fromkeys(("tp_rank", "pp_rank", "attn_cp_rank"), 0),
         **dict.fromkeys(("tp_size", "pp_size", "attn_cp_size"), 1),
         **dict.fromkeys(("is_mla_model", "enable_storage_metrics", "is_page_first_layout"), False),
         model_name="rows",
         extra_config={"file_storage_path": str(folder)},
     )
-    controller.storage_config, controller.storage_backend = config, HiCacheFile(config)
+
+
+def attach_store(tree: Any, folder: Path, core: CoreConfig, delimiters: frozenset[int]) -> None:
+    """What SGLang and our factory do for a server with a file store, hooks included."""
+    controller = tree.cache_controller
+    controller.storage_config, controller.storage_backend = _storage_config(folder), file_store(folder)
     controller.storage_host_pool = controller.mem_pool_host.anchor_entry.host_pool
+    for entry in controller.mem_pool_host.entries:
+        controller.storage_backend.register_mem_host_pool_v2(entry.host_pool, entry.name)
     controller.prefetch_threshold = tree.prefetch_threshold = 32
     controller.prefetch_capacity_limit, controller.prefetch_tokens_occupied = controller.mem_pool_host.size // 2, 0
     controller.enable_storage = tree.enable_storage = True
@@ -147,8 +166,14 @@ def attach_store(tree: Any, folder: Path, core: CoreConfig, delimiters: frozense
     planning = SimpleNamespace(cost=None, refusal=tree.planning.refusal)
 
     def make_directory(objects: Any) -> Directory:
-        chunker, page_size = Chunker(core), tree.page_size
-        return Directory(objects, fingerprint=b"rows", page_size=page_size, chunker=chunker, delimiters=delimiters)
+        return Directory(
+            objects,
+            fingerprint=b"rows",
+            page_size=tree.page_size,
+            chunker=Chunker(core),
+            delimiters=delimiters,
+            lookahead=tree.publication.index.names.lookahead,
+        )
 
     tree.store = StoreTier(
         tree, make_directory, planning=planning, publication=tree.publication, series=Series((), None)

@@ -101,6 +101,7 @@ class Host(NamedTuple):
     write_policy: str = "write_through"
     store: Path | None = None
     """Where the file store is."""
+    has_side_pool: bool = False
 
 
 class Fetch(NamedTuple):
@@ -147,11 +148,13 @@ class Rank:
         """Whether what an exact match has on the host is loaded back, most of the time."""
         if host is not None:
             windows = (self.window_rows, host.size * num_windows // POOL) if num_windows else None
-            self.host_pool = attach_host(self.tree, self.rows, host.size, host.write_policy, windows)
+            form = (host.size, host.write_policy, windows)
+            self.host_pool = attach_host(self.tree, self.rows, *form, has_side_pool=host.has_side_pool)
             self.loads_prefixes = True
             """Whether SGLang looks for exact prefixes in the store, too."""
             if host.store is not None:
-                self.host_pool.decode = _decoded
+                for pool in filter(None, (self.host_pool, self.host_pool.beside)):
+                    pool.decode = _decoded
                 attach_store(self.tree, host.store, core, frozenset({BREAK}))
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
@@ -273,6 +276,7 @@ class Rank:
                 spliced.update(places)
                 self.counts["rows read" if rows is self.rows else "rows fetched"] += run.num_tokens
                 if rows is not self.rows and self.host_pool is not None:
+                    self.host_pool.check_beside(sources)
                     self.fetches.append(Fetch(self.host_pool, sources, read))
                 if move.window_slots is not None:
                     self._read_windows(move, read, is_here=any(move is each for each in moves.here))

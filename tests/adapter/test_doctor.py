@@ -312,10 +312,9 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
         (_QWEN, "--dp-size 2", _TELLS),
         (_QWEN, _DP, _TELLS),
     ],
-    "a store of HiCache with speculative decoding": [(_QWEN, f"{_HOST} {_DRAFT} {_FILES}", {})],
-    "a store of HiCache with a sparse-attention indexer": [(_DSA, f"{_HOST} {_FILES}", {})],
-    "a store of HiCache with block-sparse attention": [("MiniMax-M3", f"{_HOST} {_FILES}", {})],
     "a store of HiCache with sliding windows in a pool of their own": [(_GPT_OSS, f"{_HOST} {_FILES}", {})],
+    "a store of HiCache with STANDALONE": [(_QWEN, f"{_HOST} {_DRAFT.replace('EAGLE', 'STANDALONE')} {_FILES}", {})],
+    "a store of HiCache with multi-layer EAGLE": [(_QWEN, f"{_HOST} {_DRAFT} --enable-multi-layer-eagle {_FILES}", {})],
     "--hicache-host-memory-mode": [(_QWEN, f"{_HOST} --hicache-host-memory-mode buffer_only {_FILES}", {})],
     "--hicache-mem-layout": [(_QWEN, f"{_HOST} --hicache-mem-layout page_head", {})],
     "--hicache-storage-backend": [

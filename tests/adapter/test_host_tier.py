@@ -325,10 +325,8 @@ def test_rows_of_windows_are_read_from_their_own_host_pool(layout: str) -> None:
             assert torch.equal(buffer[at], rows)
 
 
-@pytest.mark.feature(
-    "a store of HiCache with a sparse-attention indexer", "a store of HiCache with block-sparse attention"
-)
-def test_no_store_is_attached_beside_index_keys() -> None:
+@pytest.mark.feature("images with a store of HiCache or PD disaggregation")
+def test_no_store_is_attached_where_the_plugin_has_no_tier_for_it() -> None:
     """SGLang asks the tree, and passes the reason on to whoever wanted it."""
     tree: Any = HiCacheTree.__new__(HiCacheTree)
     tree._storage_attachment = None

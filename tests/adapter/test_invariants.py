@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.base_prefix_cache import InsertResult
 from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.mem_cache.utils import get_hash_str
@@ -102,13 +105,22 @@ def test_every_row_of_a_window_that_is_read_from_the_host_is_the_right_one(
     rank.settle()
 
 
-@each_page_size
-def test_every_row_that_comes_from_a_store_is_the_right_one(page_size: int, tmp_path: Path) -> None:
-    """Servers share a store: text of the first serves the second in another order, and what is broken there nobody."""
+@pytest.mark.parametrize(
+    ("page_size", "draft", "has_side_pool"),
+    [(1, NO_DRAFT, False), (16, NO_DRAFT, False), (16, Draft(is_eagle=True), True)],
+    ids=["page1", "page16", "page16-eagle"],
+)
+def test_every_row_that_comes_from_a_store_is_the_right_one(
+    page_size: int, draft: Draft, has_side_pool: bool, tmp_path: Path
+) -> None:
+    """Servers share a store: text of the first serves the second in another order, and what is broken there nobody.
+
+    So it is with what a pool beside that of the rows has of them.
+    """
     for number, is_broken in enumerate((False, False, True)):
         if is_broken:
             break_files(tmp_path)
-        rank = Rank(page_size, shuffle=number, host=Host(store=tmp_path))
+        rank = Rank(page_size, shuffle=number, draft=draft, host=Host(store=tmp_path, has_side_pool=has_side_pool))
         # SGLang itself does not check what it reads.
         rank.loads_prefixes = not is_broken
         drive(rank, 250, 5, lambda *_: None, order=number)
@@ -116,19 +128,24 @@ def test_every_row_that_comes_from_a_store_is_the_right_one(page_size: int, tmp_
         rank.settle()
 
 
-@each_page_size
-def test_spliced_rows_reach_other_servers_under_keys_of_their_own(page_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page_size", "has_side_pool"), [(1, False), (16, False), (16, True)])
+def test_spliced_rows_reach_other_servers_under_keys_of_their_own(
+    page_size: int, has_side_pool: bool, tmp_path: Path
+) -> None:
     """They are a prefix of requests that may be spliced; whoever opted out finds what is exact."""
     first, moved = [*HEADS[0], *TEXT], [*HEADS[1], *TEXT, BREAK, *words(9, 40)]
-    rank = Rank(page_size, shuffle=0, host=Host(store=tmp_path))
+    host = Host(store=tmp_path, has_side_pool=has_side_pool)
+    rank = Rank(page_size, shuffle=0, host=host)
     serve(rank, first)
     assert serve(rank, moved) > 300
     rank.settle()
     store = rank.tree.cache_controller.storage_backend
-    found = [page_size * store.batch_exists(get_hash_str(each, page_size=page_size)) for each in (first, moved)]
-    assert found[0] > 700, "what a stock server would find"
-    assert found[1] < 64
-    other = Rank(page_size, shuffle=1, host=Host(store=tmp_path))
+    pages = [get_hash_str(each, page_size=page_size) for each in (first, moved)]
+    for pool in ("", ".indexer") if has_side_pool else ("",):
+        found = [page_size * store.batch_exists([page + pool for page in each]) for each in pages]
+        assert found[0] > 700, "what a stock server would find"
+        assert found[1] < 64
+    other = Rank(page_size, shuffle=1, host=host)
     for options, least, most in (({"mode": "off"}, 0, 0), ({}, 700, 784)):
         before = other.counts["prefix stored"]
         other.start([*moved, *words(10, 20)], options, 0)
@@ -138,6 +155,20 @@ def test_spliced_rows_reach_other_servers_under_keys_of_their_own(page_size: int
     # Of what came only rows that were computed at their places may serve elsewhere: the run's own checks look.
     serve(other, [*words(12, 200), *TEXT, BREAK, *words(9, 40), *words(11, 100)])
     other.settle()
+
+
+@pytest.mark.parametrize("draft", [NO_DRAFT, Draft(is_eagle=True)], ids=["no", "eagle"])
+def test_a_path_in_a_store_is_listed_by_its_own_tokens(draft: Draft, tmp_path: Path) -> None:
+    """Also where paths part: for EAGLE both of two neighbours have the token between them."""
+    rank = Rank(16, shuffle=0, draft=draft, host=Host(store=tmp_path))
+    for tokens in ([*TEXT[:400], *words(5, 100)], TEXT):
+        serve(rank, tokens)
+    rank.check_events()
+    found = rank.tree.match_prefix(base.MatchPrefixParams(key=RadixKey(array("q", TEXT))))
+    path = rank.tree.host.path_to(found.last_device_node)
+    assert 0 < path.start < len(path.slots) == 16 * len(path.pages) == 688
+    assert path.tokens.tolist() == TEXT[: 688 + draft.is_eagle]
+    rank.settle()
 
 
 def break_files(folder: Path) -> None:

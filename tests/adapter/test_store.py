@@ -5,16 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
+from sglang_pic.adapter.features.drafts.draft_on_host import is_cut_between_ranks
 from sglang_pic.adapter.features.hicache.store import LOADED, LOOKUPS, StoreTier, Write
+from sglang_pic.adapter.features.hicache.store_objects import objects_of
 from sglang_pic.adapter.serve.state import LOADED_PATHS
-from sglang_pic.core import Found, as_tokens
+from sglang_pic.adapter.startup.fingerprint import read_fingerprint
+from sglang_pic.core import CoreConfig, Found, as_tokens
+from sglang_pic.runtime.views import PoolKind
 from tests.adapter.builders import Kept, request
+from tests.adapter.host_rows import file_store
 
 
 class Tree:
@@ -22,6 +29,7 @@ class Tree:
 
     page_size, enable_storage, prefetch_stop_policy, hicache_storage_pass_prefix_keys = 16, True, "timeout", False
     prefetch_timeout_base, prefetch_timeout_per_page = 0.05, 0.0
+    sidecar_pool_specs: tuple[Any, ...] = ()
 
     def __init__(self) -> None:
         self.cache_controller = SimpleNamespace(
@@ -72,7 +80,7 @@ class HiCacheFile:
 class Directory:
     """Finds one path, once the test lets it."""
 
-    block_tokens = 64
+    block_tokens, fingerprint = 64, b"rows"
 
     def __init__(self) -> None:
         self.is_free, self.num_asked = threading.Event(), 0
@@ -247,6 +255,70 @@ def test_requests_that_leave_are_forgotten(server: Server) -> None:
     assert not server.is_ready(other)
     server.tier.on_flush()
     assert server.is_ready(other)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_page_is_found_with_what_stands_beside_it_under_the_same_key(is_there: bool, tmp_path: Path) -> None:
+    """Two pages under SGLang's keys, two under ours, and two more; of the fourth the index keys may be gone."""
+    backend: Any = file_store(tmp_path)
+    server, index = Server(), SimpleNamespace(pool_name=PoolName.INDEXER, hit_policy=PoolHitPolicy.ALL_PAGES)
+    tier, pages = server.tier, [bytes([number] * 32).hex() for number in range(6)]
+    assert tier.directory is not None
+    keys = [tier._own_key(page) if number in (2, 3) else page for number, page in enumerate(pages)]
+    for key in [*keys, *(f"{key}.indexer" for key in keys if is_there or key != keys[3])]:
+        backend.set(key, torch.zeros(1))
+    # What stands beside a page under SGLang's key is not what stands beside it under ours.
+    backend.set(f"{pages[3]}.indexer", torch.zeros(1))
+    tier.note_prefetch("req", 0, range(96))
+    asked = SimpleNamespace(
+        handle="req", all_hash_values=pages, pool_transfers=[PoolTransfer(index.pool_name, hit_policy=index.hit_policy)]
+    )
+    found = tier.extend_hit(asked, pages[:2], backend)
+    assert found == pages[: 6 if is_there else 3]
+    assert tier.keys_to_read(asked, found) == keys[: len(found)]
+    objects = objects_of(backend, SimpleNamespace(is_mla_model=True), [index])
+    assert objects is not None
+    assert [objects.has_rows(bytes.fromhex(key)) for key in keys] == [True, True, True, is_there, True, True]
+
+
+def test_servers_with_another_draft_have_another_fingerprint() -> None:
+    """A page of a store has the draft's rows, too."""
+
+    def fingerprint(*seeds: int) -> bytes:
+        models: Any = [(SimpleNamespace(model=model(seed)), splicer) for seed in seeds]
+        return read_fingerprint(models, host, CoreConfig(), None)
+
+    def model(seed: int) -> torch.nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return torch.nn.Linear(8, 8)
+
+    view = SimpleNamespace(keys=[], values=[], kind="mha", dtype=torch.float32, num_layers=1, index_dtype=None)
+    splicer: Any = SimpleNamespace(view=view, geometry=SimpleNamespace(layer_ids=[], params=[]))
+    host: Any = SimpleNamespace(layout="layer_first", page_size=16)
+    assert fingerprint(1, 2) == fingerprint(1, 2)
+    assert len({fingerprint(1), fingerprint(1, 2), fingerprint(1, 3)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "num_ranks", "is_cut"),
+    [
+        (PoolKind.MHA, PoolKind.MLA, 2, True),
+        (PoolKind.MHA, PoolKind.MLA, 1, False),
+        (PoolKind.MHA, PoolKind.MHA, 2, False),
+        (PoolKind.MLA, PoolKind.MLA, 2, False),
+        (None, PoolKind.MLA, 2, False),
+    ],
+)
+def test_no_store_takes_a_drafts_rows_of_one_rank_for_those_of_all(
+    draft: PoolKind | None, target: PoolKind, num_ranks: int, *, is_cut: bool
+) -> None:
+    """SGLang writes latent rows, and what stands beside them, on the first rank alone."""
+    drafts: Any = [] if draft is None else [SimpleNamespace(splicer=SimpleNamespace(view=SimpleNamespace(kind=draft)))]
+    view: Any = SimpleNamespace(kind=target)
+    ranks: Any = SimpleNamespace(world_size=num_ranks)
+    assert is_cut_between_ranks(drafts, view, ranks) is is_cut
+    assert not is_cut_between_ranks(drafts, view, None)
 
 
 def test_where_sglang_waits_for_nothing_nobody_waits(server: Server) -> None:

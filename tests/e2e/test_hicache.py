@@ -110,56 +110,105 @@ def files(folder: Path) -> Iterator[Store]:
     yield Store("file", {"file_storage_path": str(folder / "store")})
 
 
+_CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+_NEXTN = ("--speculative-algorithm", "NEXTN", *_CHAIN)
+# In the place of DRAFT stands the folder of a draft model.
+_EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", "DRAFT", *_CHAIN)
+_WITH_DRAFT = pytest.mark.feature("a store of HiCache with speculative decoding")
+_WITH_INDEX = pytest.mark.feature("a store of HiCache with a sparse-attention indexer")
+SETUPS = [
+    pytest.param("tiny-gqa", (), files, id="gqa-file"),
+    pytest.param("tiny-mla", ("--tp-size", "2"), files, id="mla-tp2-file"),
+    pytest.param("tiny-gqa", (), mooncake, id="gqa-mooncake"),
+    pytest.param("tiny-gqa", _EAGLE, files, id="gqa-eagle-file", marks=_WITH_DRAFT),
+    pytest.param("tiny-gqa", _EAGLE, mooncake, id="gqa-eagle-mooncake", marks=_WITH_DRAFT),
+    pytest.param(
+        *("tiny-mtp", ("--tp-size", "2", "--attn-dp-size", "2", *_NEXTN), files),
+        id="mtp-dp2-file",
+        marks=[_WITH_DRAFT, pytest.mark.feature("a store of HiCache with DP attention")],
+    ),
+    pytest.param("tiny-dsa", (), files, id="dsa-file", marks=_WITH_INDEX),
+    pytest.param("tiny-dsa-mtp", _NEXTN, files, id="dsa-mtp-file", marks=[_WITH_DRAFT, _WITH_INDEX]),
+    pytest.param("tiny-dsa-mtp", _NEXTN, mooncake, id="dsa-mtp-mooncake", marks=[_WITH_DRAFT, _WITH_INDEX]),
+    pytest.param(
+        *("tiny-minimax", (), files),
+        id="minimax-file",
+        marks=pytest.mark.feature("a store of HiCache with block-sparse attention"),
+    ),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.feature("a store of HiCache")
-@pytest.mark.parametrize(
-    ("model", "ranks", "shared"),
-    [("tiny-gqa", 1, files), ("tiny-mla", 2, files), ("tiny-gqa", 1, mooncake)],
-    ids=["gqa-file", "mla-tp2-file", "gqa-mooncake"],
-)
+@pytest.mark.parametrize(("model", "flags", "shared"), SETUPS)
 def test_text_that_one_server_computed_is_spliced_by_another(
-    model: str, ranks: int, shared: Callable[[Path], Any], model_dir: Callable[[str], Path], tmp_path: Path
+    model: str, flags: tuple[str, ...], shared: Callable[[Path], Any], model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """At another place, found by its content alone, and to the last bit as from rows of its own."""
-    text = random_tokens(21, 512)
+    """At another place, found by its content alone, and to the last bit as from rows of its own.
+
+    Every token behind it depends on its index keys, and how many guesses are right on a draft's rows.
+    """
+    # In whole pages of each size, and a token behind them, which the keys of trees for EAGLE name.
+    text = random_tokens(21, 513)
     moved = [*random_tokens(2, 150), *text, *random_tokens(3, 300)]
-    flags = ("--tp-size", str(ranks))
+    flags = tuple(str(model_dir("tiny-gqa-eagle")) if flag == "DRAFT" else flag for flag in flags)
     # The first one loads nothing: it would find there what the second has spliced.
     with (
         shared(tmp_path) as store,
         serve_on(store, model_dir(model), tmp_path, *flags, least_load=10_000) as first,
     ):
         first.generate(text)
-        wait_until(lambda: first.counters()["store_listed_tokens"] >= len(text))
+        wait_until(lambda: first.counters()["store_listed_tokens"] >= 512)
         with serve_on(store, model_dir(model), tmp_path, *flags) as second:
-            stored = second.generate(moved)
+            stored = second.generate(moved, max_new_tokens=24)
             assert stored.chunk_hit_tokens == stored.fetched_tokens == stored.stored_tokens > 450
-        own = first.generate(moved)
+        own = first.generate(moved, max_new_tokens=24)
         assert (own.fetched_tokens, own.chunk_hit_tokens) == (0, stored.chunk_hit_tokens)
         assert_same(stored, own)
+        assert stored.right_guesses == own.right_guesses
+        assert own.right_guesses > 0 or "--speculative-algorithm" not in flags
 
 
 @pytest.mark.slow
 @pytest.mark.feature("a store of HiCache")
-def test_a_store_holds_what_any_server_would_compute(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "flags", "page_size", "num_pools"),
+    [
+        pytest.param("tiny-gqa", (), 16, 1, id="gqa"),
+        pytest.param("tiny-gqa", _EAGLE, 16, 2, id="gqa-eagle", marks=_WITH_DRAFT),
+        pytest.param("tiny-dsa-mtp", _NEXTN, 64, 2, id="dsa-mtp", marks=[_WITH_DRAFT, _WITH_INDEX]),
+    ],
+)
+def test_a_store_holds_what_any_server_would_compute(
+    *,
+    model: str,
+    flags: tuple[str, ...],
+    page_size: int,
+    num_pools: int,
+    model_dir: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
     """What one server spliced reaches nobody else, a server without the plugin included."""
+    flags = tuple(str(model_dir("tiny-gqa-eagle")) if flag == "DRAFT" else flag for flag in flags)
 
     def stored() -> int:
-        return len([path for path in (tmp_path / "store").glob("*.bin") if not path.name.startswith("pic-")])
+        found = [path.name for path in (tmp_path / "store").glob("*.bin") if not path.name.startswith("pic-")]
+        return len(found) // num_pools
 
     with files(tmp_path) as store:
-        with serve_on(store, model_dir("tiny-gqa"), tmp_path) as first:
+        with serve_on(store, model_dir(model), tmp_path, *flags) as first:
             first.generate(TEXT)
-            wait_until(lambda: stored() >= len(TEXT) // 16)
+            wait_until(lambda: stored() >= len(TEXT) // page_size)
             assert first.generate(MOVED).chunk_hit_tokens > 400
-            apart = first.generate(MOVED, pic={"mode": "off"})
-            wait_until(lambda: stored() >= (len(TEXT) + len(MOVED)) // 16)
-        with serve_on(store, model_dir("tiny-gqa"), tmp_path, backend=None) as stock:
-            assert stock.generate(TEXT).cached_tokens >= 480, "it was computed, and the key is the text's"
-            exact = stock.generate(MOVED)
+            apart = first.generate(MOVED, pic={"mode": "off"}, max_new_tokens=24)
+            wait_until(lambda: stored() >= (len(TEXT) + len(MOVED)) // page_size)
+        with serve_on(store, model_dir(model), tmp_path, *flags, backend=None) as stock:
+            assert stock.generate(TEXT).cached_tokens > 490 - page_size, "it was computed, and the key is the text's"
+            exact = stock.generate(MOVED, max_new_tokens=24)
             assert exact.cached_tokens == 0, "nothing behind a splice was written under the text's key"
             assert_same(exact, apart)
-        with serve_on(store, model_dir("tiny-gqa"), tmp_path) as second:
+            assert exact.right_guesses == apart.right_guesses
+        with serve_on(store, model_dir(model), tmp_path, *flags) as second:
             assert second.generate([*MOVED, *random_tokens(4, 40)]).cached_tokens > 700, "under keys of its own"
 
 
@@ -168,7 +217,8 @@ def serve_on(
 ) -> Any:
     """A server on a store, which waits for all that is there, if it is so many tokens."""
     host = ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--hicache-storage-prefetch-policy", "wait_complete")
-    where = json.dumps(store.where | {"prefetch_threshold": least_load})
+    # A look-up is not late on a busy machine.
+    where = json.dumps(store.where | {"prefetch_threshold": least_load, "prefetch_timeout_base": 20})
     host += ("--hicache-storage-backend", store.kind, "--hicache-storage-backend-extra-config", where)
     plain = ("--dtype", "float32", "--page-size", "16", *host)
     return serve(model, folder, *plain, *flags, config={"cost_gate": "off"}, backend=backend)

@@ -249,6 +249,19 @@ def test_moved_text_is_found_with_its_path_and_the_sums_of_its_rows(page_size: i
     assert (found.sums == sums(hashes(found.tokens, page_size))).all()
 
 
+def test_where_a_hash_names_the_token_behind_a_page_the_path_has_it() -> None:
+    """Otherwise the last page could not be asked for."""
+    store, path = Store(), np.concatenate([text(4, 200), TEXT])
+    listed = Directory(store, fingerprint=b"model", page_size=16, chunker=Chunker(CoreConfig()), lookahead=1)
+    pages = [hashlib.sha256(path[: end + 1].tobytes()).digest() for end in range(16, len(path), 16)]
+    store.rows.update(pages)
+    listed.list_path(NAMESPACE, path, 0, None, pages, sums(pages))
+    (found,) = listed.find(NAMESPACE, MOVED, [(0, len(MOVED))])
+    assert len(found.tokens) % listed.block_tokens == 1
+    assert (found.tokens == path[: len(found.tokens)]).all()
+    assert (found.sums == sums(pages[: len(found.tokens) // 16])).all()
+
+
 def test_paths_that_grow_and_part_are_found_as_far_as_they_were_listed() -> None:
     """Turns are listed as they come; paths part in the middle of what was listed, and share blocks and anchors."""
     store, first = Store(), text(5, 700)

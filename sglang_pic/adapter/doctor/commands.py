@@ -91,7 +91,9 @@ def _candidates(
 ) -> Iterator[_Candidate]:
     """Recipes of one server on one of `_CARDS`, agentic ones first, and at last the cookbook's flags on each card."""
     names = {name for each in load_models() if each.family == family.name for name in each.names}
-    ours = [each for each in recipes if each.model in names and each.server and each.card in _CARDS]
+    # A command names a model as the hub does, without the remarks of a recipe.
+    named = [each for each in recipes if each.model in names and " " not in each.model]
+    ours = [each for each in named if each.server and each.card in _CARDS]
     ours.sort(key=lambda each: (KINDS.index(each.kind), _CARDS.index(each.card), each.name))
     yield from ((each, configs[each.model]) for each in ours)
     for card in _CARDS:

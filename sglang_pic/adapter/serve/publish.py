@@ -61,10 +61,11 @@ class Publication:
             tokens = tokens_of(req, path_len + self.index.names.lookahead)
             self.index.note(tree_namespace(req), tokens, published, self._delimiters)
 
-    def publish_loaded(self, namespace: Namespace, tokens: Tokens, start: int, exact_end: int) -> None:
-        """Publish the rows of a path from `start` on, loaded from a store; before `exact_end` they are exact."""
-        published = rows_from_store(start, len(tokens), exact_end, self.index.config.max_generation)
-        self.index.note(namespace, tokens, published, self._delimiters)
+    def publish_loaded(self, namespace: Namespace, tokens: Tokens, loaded: Span, exact_end: int) -> None:
+        """Publish the rows of a span of a path, loaded from a store; before `exact_end` they are exact."""
+        start, end = loaded
+        published = rows_from_store(start, end, exact_end, self.index.config.max_generation)
+        self.index.note(namespace, tokens[: end + self.index.names.lookahead], published, self._delimiters)
 
     def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:
         """Whether the generation of a path's rows is at most `max_generation`."""

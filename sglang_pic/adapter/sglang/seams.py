@@ -198,6 +198,8 @@ class Tree(Protocol):
     hicache_storage_pass_prefix_keys: bool
     prefetch_loaded_tokens_by_reqid: dict[Any, int]
     prefetch_loaded_storage_start_by_reqid: dict[Any, int]
+    # Specs of the pools whose pages stand beside those of the rows: `pool_name`, `hit_policy`
+    sidecar_pool_specs: list[Any]
 
     def is_backuped(self, node_id: Any) -> bool: ...
     def is_root(self, node_id: Any) -> bool: ...

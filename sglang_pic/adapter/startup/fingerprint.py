@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,19 +17,29 @@ _SAMPLES = 64
 
 
 def read_fingerprint(
-    runner: ModelRunner, splicer: Splicer, host_pool: Any, config: CoreConfig, tp_group: TpGroup | None
+    models: Sequence[tuple[ModelRunner, Splicer]], host_pool: Any, config: CoreConfig, tp_group: TpGroup | None
 ) -> bytes:
     """Digest of everything beside tokens that rows and chunks depend on; all ranks must call this together.
 
     Covers every rank's weights (`_SAMPLES` elements of each parameter, 10 ms for a thousand of them), rotations, the
     layout of pool and host pool, and chunk sizes. Cost: a copy from the device for each parameter.
+
+    Args:
+        models: the model and its drafts, each with what moves its rows.
+        host_pool: HiCache's for the model's rows.
+        config: the server's chunk sizes.
+        tp_group: SGLang's tensor-parallel group, or `None` for one rank.
     """
-    view, geometry = splicer.view, splicer.geometry
-    mine = _hash_weights(runner)
-    for layer, rotation in zip(geometry.layer_ids, geometry.params, strict=True):
-        mine.update(f"{layer} {rotation.rotary_dim} {rotation.is_neox_style}".encode() + _sample(rotation.turns))
-    shapes = [tuple(each[0].shape[1:]) for each in (view.keys, view.values) if each]
-    mine.update(f"{view.kind} {view.dtype} {view.num_layers} {shapes}".encode())
+    mine = hashlib.sha256()
+    for runner, splicer in models:
+        view, geometry = splicer.view, splicer.geometry
+        _add_weights(mine, runner)
+        for layer, rotation in zip(geometry.layer_ids, geometry.params, strict=True):
+            mine.update(f"{layer} {rotation.rotary_dim} {rotation.is_neox_style}".encode() + _sample(rotation.turns))
+        shapes = [tuple(each[0].shape[1:]) for each in (view.keys, view.values) if each]
+        mine.update(f"{view.kind} {view.dtype} {view.num_layers} {shapes}".encode())
+        if view.index_dtype is not None:
+            mine.update(f"{view.index_dtype}".encode())
     mine.update(f"{type(host_pool).__name__} {host_pool.layout} {host_pool.page_size}".encode())
     mine.update(f"{config.chunk_min_tokens} {config.chunk_avg_tokens} {config.chunk_max_tokens}".encode())
     return hashlib.sha256(repr(all_digests(mine.digest(), tp_group)).encode()).digest()
@@ -36,15 +47,15 @@ def read_fingerprint(
 
 def read_weights(runner: ModelRunner, tp_group: TpGroup | None) -> str:
     """Digest of samples of every rank's weights, 64 hex digits; all ranks must call this together."""
-    return hashlib.sha256(repr(all_digests(_hash_weights(runner).digest(), tp_group)).encode()).hexdigest()
+    mine = hashlib.sha256()
+    _add_weights(mine, runner)
+    return hashlib.sha256(repr(all_digests(mine.digest(), tp_group)).encode()).hexdigest()
 
 
-def _hash_weights(runner: ModelRunner) -> hashlib._Hash:
-    found = hashlib.sha256()
+def _add_weights(digest: hashlib._Hash, runner: ModelRunner) -> None:
     for name, weights in runner.model.named_parameters():
-        found.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode())
-        found.update(_sample(weights.detach()))
-    return found
+        digest.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode())
+        digest.update(_sample(weights.detach()))
 
 
 def _sample(values: torch.Tensor) -> bytes:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_pic.adapter.features.drafts.draft import Draft, named
+from sglang_pic.adapter.sglang.seams import TpGroup
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
+from sglang_pic.runtime.views import PoolKind, PoolView
 
 OTHER_HEADS = Refused(
     "SGLang keeps the rows of the first head alone there", "start without --enable-hierarchical-cache"
@@ -22,6 +24,17 @@ OTHER_WINDOWS = Refused(
     "SGLang keeps them in a pool beside the target's, which is not read yet",
     "start without --enable-hierarchical-cache",
 )
+
+CUT_BETWEEN_RANKS = Refused(
+    "a store keeps latent rows once for all ranks, and a draft's rows by head would be those of the first rank",
+    "start without --hicache-storage-backend",
+)
+
+
+def is_cut_between_ranks(drafts: Sequence[Draft], target: PoolView, ranks: TpGroup | None) -> bool:
+    """Whether each rank has heads of its own of a draft, and the same latent rows of the target as the others."""
+    by_head = any(draft.splicer.view.kind is PoolKind.MHA for draft in drafts)
+    return by_head and target.kind is PoolKind.MLA and ranks is not None and ranks.world_size > 1
 
 
 class DraftsOnHost:

@@ -18,8 +18,8 @@ from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import Req
 
 NO_STORE: Final = (
-    "A store of HiCache would take spliced index keys, window rows, rows of a draft, or rows beside images for "
-    "computed ones; start without --radix-cache-backend pic to attach one."
+    "A store of HiCache would take spliced window rows, or rows beside images, for computed ones, or rows of this "
+    "draft for others; start without --radix-cache-backend pic to attach one."
 )
 
 
@@ -28,7 +28,7 @@ class HiCacheTree(PicRadixCache):
 
     host: HostTier
     store: StoreTier | None = None
-    """None beside index keys, windows, drafts and images, whose rows a store keeps under SGLang's own keys."""
+    """None beside windows in a pool of their own, images, and drafts whose rows SGLang's keys do not name."""
     drafts: DraftsOnHost | None = None
     """None until the host's pools are known."""
 
@@ -79,8 +79,9 @@ class HiCacheTree(PicRadixCache):
         path = self.host.path_to(node_id)
         if path is None:
             return False
-        exact_end = self.publication.exactness(path.namespace, path.tokens).exact_len
-        is_exact = exact_end >= len(path.tokens)
+        num_rows = len(path.slots)
+        exact_end = self.publication.exactness(path.namespace, path.tokens[:num_rows]).exact_len
+        is_exact = exact_end >= num_rows
         if not is_exact and not self.publication.may_be_shared(path.namespace, path.tokens):
             return False
         return is_exact if self.store is None else self.store.announce(path, exact_end)
@@ -132,17 +133,17 @@ def install(tree: HiCacheTree, store: StoreTier) -> None:
 
     # NOTE: what follows runs on SGLang's threads.
     def around_backup(original: Callable[..., None], controller: Any, operation: Any) -> None:
-        write = None if controller.backup_skip else store.take_write(operation)
-        if write is None and not controller.backup_skip:
+        write = store.take_write(operation)
+        if write is None:
             return
         pages = operation.hash_value
         try:
-            operation.hash_value = pages if write is None else store.keys_to_write(operation, write)
+            # SGLang gives the pages of side pools these keys, too.
+            operation.hash_value = store.keys_to_write(operation, write)
             original(controller, operation)
         finally:
             operation.hash_value = pages
-        if write is not None:
-            store.backed_up(operation, write)
+        store.backed_up(operation, write)
 
     def around_query(original: Callable[..., Any], controller: Any, operation: Any) -> tuple[list[str], int]:
         pages, _ = original(controller, operation)

@@ -33,6 +33,7 @@ class BackedPath(NamedTuple):
 
     namespace: Namespace
     tokens: Tokens
+    """With the token behind the rows where the tree names a row by the next token, too."""
     start: int
     slots: torch.Tensor
     """Of the host: `[num_tokens]` int64."""
@@ -137,9 +138,12 @@ class HostTier(Feature):
         specs = [core.build_storage_backup_spec(info.node_id, False) for info in path]
         if None in specs:
             return None
+        # Neighbours have the token between them in common where rows are named by two.
+        parts = [np.frombuffer(spec.token_ids, np.int64)[: len(spec.host_value)] for spec in specs]
+        parts.append(np.frombuffer(specs[-1].token_ids, np.int64)[len(specs[-1].host_value) :])
         return BackedPath(
             Namespace(*core.prefetch_anchor_info(node_id)),
-            as_tokens(np.concatenate([np.frombuffer(spec.token_ids, dtype=np.int64) for spec in specs])),
+            as_tokens(np.concatenate(parts)),
             path[-1].path_start,
             torch.cat([spec.host_value for spec in specs]),
             [page for spec in specs for page in spec.hash_value],

@@ -10,7 +10,9 @@ like any other.
     every backup    list the path, if SGLang wrote rows of it that were computed behind computed ones
 
 Rows that came from a splice, and those behind them, are written under keys of the plugin's own: a prefix for servers
-with the same model and policy, and for nobody else.
+with the same model and policy, and for nobody else. SGLang writes the pages of side pools (index keys of sparse
+attention, rows of a draft) under the keys of the rows, whichever they are. A page is found only if the store has it of
+every pool under one key, and its checksum is of all of them.
 
 Ranks may take what they find only if all of them found the same, and at the same round: they agree on counts, as SGLang
 does for its own loads. A store that is slow, gone or full, or holds something else, costs reuse.
@@ -35,7 +37,7 @@ import torch
 import xxhash
 
 from sglang_pic.adapter.features.hicache.host_tier import BackedPath
-from sglang_pic.adapter.features.hicache.store_objects import objects_of
+from sglang_pic.adapter.features.hicache.store_objects import num_stored, objects_of
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.namespace import Namespace, is_shared, is_strict
 from sglang_pic.adapter.serve.fallback import Fallback
@@ -289,7 +291,10 @@ class StoreTier(Feature):
         path, start, page_size, directory = write.path, write.start, self._tree.page_size, self._directory
         if path is None or write.sums is None or directory is None:
             return
-        if operation.completed_tokens < len(operation.token_ids):
+        if operation.completed_tokens < len(path.slots) - path.start:
+            return
+        written = operation.pool_storage_result.extra_pool_hit_pages
+        if any(written.get(pool.name, 0) < len(operation.hash_value) for pool in operation.pool_transfers or ()):
             return
         pages = [bytes.fromhex(page) for page in path.pages[max(0, start // page_size - 1) : write.end // page_size]]
         before = pages.pop(0) if start else None
@@ -310,8 +315,9 @@ class StoreTier(Feature):
         wanted = operation.all_hash_values or []
         while operation.handle not in self._loads and self._directory is not None:
             rest = wanted[num_found:]
-            num_own = int(backend.batch_exists([*map(self._own_key, rest)])) if rest else 0
-            num_more = int(backend.batch_exists(rest[num_own:])) if num_own and rest[num_own:] else 0
+            side_pools = operation.pool_transfers or ()
+            num_own = num_stored(backend, [*map(self._own_key, rest)], side_pools) if rest else 0
+            num_more = num_stored(backend, rest[num_own:], side_pools) if num_own and rest[num_own:] else 0
             own.update(rest[:num_own])
             num_found += num_own + num_more
             if not num_more:
@@ -341,7 +347,11 @@ class StoreTier(Feature):
         backend = controller.storage_backend if self._tree.enable_storage else None
         if backend is not self._backend:
             self._backend, self._directory = backend, None
-            objects = None if backend is None else objects_of(backend, controller.storage_config)
+            objects = (
+                None
+                if backend is None
+                else objects_of(backend, controller.storage_config, self._tree.sidecar_pool_specs)
+            )
             if objects is not None:
                 self._directory = self._make_directory(objects)
             elif backend is not None:
@@ -368,24 +378,24 @@ class StoreTier(Feature):
         if num_own and directory is None:
             return False
         write = Write(path.pages[-1], num_own)
-        if directory is not None and is_shared(path.namespace.extra_key):
+        if (
+            directory is not None
+            and is_shared(path.namespace.extra_key)
+            and not self._tree.cache_controller.backup_skip
+        ):
             start = path.start - path.start % directory.block_tokens
             end = exact_end - exact_end % page_size
             if end > path.start and end - start >= directory.block_tokens:
                 # The tree's nodes end anywhere, blocks do not: less than a block is read now, before it is evicted.
                 write.path, write.start, write.end = path, start, end
                 write.sums = self._sums(path.slots[start : path.start])
-        self._will_write(write)
+        self._writes.append(write)
         return True
 
     def announce_exact(self, last_page: str | None) -> None:
         """SGLang is about to write a node whose rows are exact, and which is not listed."""
         if last_page is not None:
-            self._will_write(Write(last_page))
-
-    def _will_write(self, write: Write) -> None:
-        if not self._tree.cache_controller.backup_skip:
-            self._writes.append(write)
+            self._writes.append(Write(last_page))
 
     def note_prefetch(
         self, handle: Any, _: Any, ids: Any, *__: Any, matched_prefix_tokens: Any = (), **space: Any
@@ -402,8 +412,8 @@ class StoreTier(Feature):
         num_loaded = self._tree.prefetch_loaded_tokens_by_reqid.get(operation.handle, 0)
         start = self._tree.prefetch_loaded_storage_start_by_reqid.get(operation.handle)
         if prefetch is not None and num_loaded and start is not None and not is_strict(prefetch.namespace.extra_key):
-            tokens = prefetch.tokens[: start + num_loaded]
-            self._publication.publish_loaded(prefetch.namespace, tokens, start, prefetch.start + prefetch.num_exact)
+            span, exact_end = (start, start + num_loaded), prefetch.start + prefetch.num_exact
+            self._publication.publish_loaded(prefetch.namespace, prefetch.tokens, span, exact_end)
 
     def _own_key(self, page: str) -> str:
         """The key of a page whose rows came from a splice or stand behind one, computed as this server would."""
@@ -487,12 +497,15 @@ class StoreTier(Feature):
             self._loading.remove(load.lookup)
 
     def _sums(self, slots: torch.Tensor) -> Sums:
-        """The checksum of each page of host slots: `[num_pages]`."""
-        pool = self._tree.cache_controller.storage_host_pool
+        """The checksum of each page of host slots, its pages of side pools included: `[num_pages]`."""
+        controller = self._tree.cache_controller
+        side_pools = [controller.mem_pool_host.get_pool(spec.pool_name) for spec in self._tree.sidecar_pool_specs]
         found = []
         for slot in slots[:: self._tree.page_size].tolist():
-            page = pool.get_data_page(slot, flat=True).contiguous()
-            found.append(xxhash.xxh3_64_intdigest(page.view(torch.uint8).numpy()))
+            page_sum = xxhash.xxh3_64()
+            for pool in (controller.storage_host_pool, *side_pools):
+                page_sum.update(pool.get_data_page(slot, flat=True).contiguous().view(torch.uint8).numpy())
+            found.append(page_sum.intdigest())
         return np.array(found, dtype=np.uint64)
 
     def _agreed(self, *values: int) -> list[int]:

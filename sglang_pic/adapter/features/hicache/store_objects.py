@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from sglang_pic.core import Objects, PageHash
+
+
+def num_stored(backend: Any, keys: list[str], side_pools: Sequence[Any]) -> int:
+    """How many of the first `keys` a store has, each with its page of every side pool.
+
+    Args:
+        backend: SGLang's.
+        keys: of pages.
+        side_pools: SGLang's `PoolTransfer` of each pool whose pages stand beside those of the rows.
+    """
+    if side_pools:
+        return int(backend.batch_exists_v2(keys, side_pools).kv_hit_pages)
+    return int(backend.batch_exists(keys))
 
 
 class _Objects:
@@ -15,14 +29,18 @@ class _Objects:
     Args:
         backend: SGLang's.
         config: its configuration: ranks that have rows of their own have objects of their own.
+        side_pools: SGLang's specs of the pools whose pages stand beside those of the rows; more may be added.
     """
 
-    def __init__(self, backend: Any, config: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, config: Any, side_pools: Sequence[Any]) -> None:
+        self._backend, self._side_pools = backend, side_pools
         self._rank = "" if config.is_mla_model else f"-{config.tp_rank}"
 
     def has_rows(self, page: PageHash) -> bool:
-        return int(self._backend.batch_exists([page.hex()])) == 1
+        from sglang.srt.mem_cache.hicache_storage import PoolTransfer
+
+        side_pools = [PoolTransfer(spec.pool_name, hit_policy=spec.hit_policy) for spec in self._side_pools]
+        return num_stored(self._backend, [page.hex()], side_pools) == 1
 
 
 class _FileObjects(_Objects):
@@ -58,7 +76,7 @@ _KINDS: dict[str, type[_FileObjects | _MooncakeObjects]] = {
 }
 
 
-def objects_of(backend: object, config: object) -> Objects | None:
+def objects_of(backend: object, config: object, side_pools: Sequence[object]) -> Objects | None:
     """The objects of a store of HiCache, or None where it is of another kind: rows are kept there all the same."""
     kind = _KINDS.get(type(backend).__name__)
-    return None if kind is None else kind(backend, config)
+    return None if kind is None else kind(backend, config, side_pools)
