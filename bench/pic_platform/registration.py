@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pic_platform import ATTENTION_BACKEND, block_sparse, gathering, host_tier, linear_state, products, sparse_index
+from pic_platform import (
+    ATTENTION_BACKEND,
+    block_sparse,
+    gathering,
+    host_tier,
+    linear_state,
+    products,
+    sparse_index,
+    transfers,
+)
 from sglang_pic.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -22,6 +31,7 @@ def register_choice() -> None:
     if ATTENTION_BACKEND not in choices.ATTENTION_BACKEND_CHOICES:
         choices.add_attention_backend_choices([ATTENTION_BACKEND])
         _serve_what_triton_serves()
+        transfers.install()
 
 
 def _serve_what_triton_serves() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pic_platform.pageable import without_pinned_memory
 from sglang.srt.lora.backend import lora_registry as backends
 from sglang.srt.lora.lora_manager import LoRAManager
 
@@ -17,7 +18,6 @@ from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
 from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from tests.adapter.builders import BareRunner, extend_batch, plan, request_state, splice
-from tests.e2e import plugins
 
 
 def test_mixed_batch_layout() -> None:
@@ -128,7 +128,7 @@ def pageable(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's tables lie in pinned memory, which only an accelerator's driver gives."""
     for owner, name in ((torch.Tensor, "pin_memory"), (torch, "tensor"), (torch, "empty"), (torch, "zeros")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    plugins.without_pinned_memory()
+    without_pinned_memory()
 
 
 def make_manager(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:

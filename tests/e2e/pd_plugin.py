@@ -1,11 +1,9 @@
-"""A plugin of SGLang for prefill and decode servers under test: what a CPU lacks, and a record of the rows.
-
-Mooncake's transfer engine is the one that is installed, or the one in `tests/e2e/stand_in`; the rest is SGLang's own.
-"""
+"""A plugin of SGLang for prefill and decode servers under test: a record of the rows, and which engine sends them."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,31 +11,27 @@ from typing import Any, Final
 from sglang_pic.runtime.views import view_pool
 from tests.e2e import plugins
 
-STAND_IN: Final = Path(__file__).parent / "stand_in"
 ROWS_VARIABLE: Final = "PD_ROWS"
 """The folder that rows are written to."""
 
 
-def environment(folder: Path, *engine: Path) -> dict[str, str]:
-    """What a server is started with whose rows are written to `folder`; `engine` is where Mooncake's package is."""
-    return {**plugins.environment(f"{__name__}:register", packages=engine), ROWS_VARIABLE: str(folder)}
+def environment(folder: Path, *more: str) -> dict[str, str]:
+    """What a server is started with whose rows are written to `folder`, and which calls `more` when it starts."""
+    return {**plugins.environment(f"{__name__}:register", *more), ROWS_VARIABLE: str(folder)}
 
 
-class _Event:
-    """An event of a CPU: whatever it stands behind is done."""
+def without_mooncake() -> None:
+    """Have the platform send rows itself, also where Mooncake's package is installed."""
+    sys.modules["mooncake"] = None  # type: ignore[assignment]
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: True
+
+STAND_IN: Final = f"{__name__}:{without_mooncake.__name__}"
 
 
 def register() -> None:
-    """Give SGLang what it takes from CUDA here, and write down the rows of requests."""
-    import torch
+    """Write down the rows of requests."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    plugins.without_pinned_memory()
-    torch.cuda.Event = lambda *_, **__: _Event()  # type: ignore[assignment,misc]
-    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment,return-value]
     prefill = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin._send_kv_chunk"
     decode = "sglang.srt.disaggregation.decode.DecodeTransferQueue.pop_transferred"
     HookRegistry.register(prefill, _sent, HookType.BEFORE)

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -20,18 +19,17 @@ VARIABLE: Final = "PIC_TEST_PLUGINS"
 """Names the functions that a server calls when it starts."""
 
 
-def environment(*names: str, packages: tuple[Path, ...] = ()) -> dict[str, str]:
-    """The environment of a server that finds `packages`, forks its processes, and calls functions when it starts.
+def environment(*names: str) -> dict[str, str]:
+    """The environment of a server that forks its processes, and calls functions when it starts.
 
     Args:
         names: the functions, as `package.module:function`.
-        packages: folders that its imports look into first.
     """
-    return _calling(f"{__name__}:fork", *names, packages=packages)
+    return _calling(f"{__name__}:fork", *names)
 
 
-def _calling(*names: str, packages: tuple[Path, ...] = ()) -> dict[str, str]:
-    path = (_HERE / "plugin", _HERE.parent.parent, *packages, *filter(None, sys.path))
+def _calling(*names: str) -> dict[str, str]:
+    path = (_HERE / "plugin", _HERE.parent.parent, *filter(None, sys.path))
     return {"PYTHONPATH": os.pathsep.join(map(str, path)), VARIABLE: " ".join(names)}
 
 
@@ -81,23 +79,6 @@ MODULES: Final = "loaded modules of sglang_pic:"
 """How that line begins."""
 
 
-def without_pinned_memory() -> None:
-    """Have torch ignore that memory is to be pinned, which only an accelerator's driver can."""
-    import torch
-
-    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
-    for name in ("tensor", "empty", "zeros"):
-        setattr(torch, name, _pageable(getattr(torch, name)))
-
-
-def _pageable(make: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(make)
-    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
-        return make(*args, **kwargs)
-
-    return made
-
-
 def production_backends() -> None:
     """Have the model runner make its attention backends as `tests/backends/backends.py` does, without their kernels."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -117,7 +98,7 @@ def production_backends() -> None:
 
 AS_USERS_HAVE_IT: Final = _calling(f"{__name__}:log_modules")
 """What a server is started with whose processes import for themselves, as those of users do."""
-PAGEABLE: Final = environment(f"{__name__}:without_pinned_memory")
+PAGEABLE: Final = environment("pic_platform.pageable:without_pinned_memory")
 """What a server with LoRA adapters is started with: SGLang keeps their tables and weights in pinned memory."""
 PRODUCTION_BACKENDS: Final = {**environment(f"{__name__}:production_backends"), "TRITON_INTERPRET": "1"}
 """What a server on a production attention backend is started with."""

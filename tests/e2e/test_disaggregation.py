@@ -57,8 +57,8 @@ class Pair(NamedTuple):
         return answer, {name: torch.load(self.rows / f"{room}.{name}") for name in ("sent", "received")}
 
 
-def _mooncake() -> tuple[Path, ...]:
-    """Mooncake's own engine, where the package is installed and loads."""
+def _mooncake() -> tuple[str, ...]:
+    """Nothing to call for Mooncake's own engine, where the package is installed and loads."""
     found = subprocess.run(
         [sys.executable, "-c", "import mooncake.engine"], capture_output=True, text=True, check=False
     )
@@ -82,7 +82,7 @@ def start(
 
 @contextmanager
 def a_pair(
-    name: str, model_dir: Callable[[str], Path], folder: Path, *engine: Path, prefill_flags: Sequence[str] = ()
+    name: str, model_dir: Callable[[str], Path], folder: Path, *engine: str, prefill_flags: Sequence[str] = ()
 ) -> Iterator[Pair]:
     """Start both servers, with the model and the settings of a shared one."""
     env, alone, port = pd_plugin.environment(folder, *engine), SERVERS[name], free_port()

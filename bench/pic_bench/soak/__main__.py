@@ -39,6 +39,7 @@ from pic_bench.frame import Finding, Result, Study, add_options, keep, progress,
 from pic_bench.serving import arm_server, side_by_side
 from pic_bench.soak.client import Judge, Outcome, send
 from pic_bench.soak.load import SETTING, Fault, Request, Session, Setup, requests, sessions
+from pic_bench.soak.pair import pair_of
 from pic_bench.soak.patient import Memory, Patient
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -373,7 +374,7 @@ def _random_tokens(rng: random.Random, number: int) -> list[int]:
 
 @contextmanager
 def _servers(models: Path, model: Path, setup: Setup, logs: Path) -> Iterator[tuple[Server, Server]]:
-    """The stock server and the patched one."""
+    """The stock server and the patched one, with PD disaggregation a `Pair`."""
     for draft in re.findall(r"\{models\}/(\S+)", setup.draft or ""):
         prepare(draft, models / draft)
     patched = setup.patched_flags.replace("{models}", str(models)).replace("{store}", str(logs / _STORE))
@@ -385,6 +386,11 @@ def _servers(models: Path, model: Path, setup: Setup, logs: Path) -> Iterator[tu
         arm_server(str(model), stock, logs / "stock.log", flags=roomy, env=variables["stock"]),
         arm_server(str(model), pic, logs / "pic.log", flags=tight, probe=SETTING.probe, env=variables["patched"]),
     ]
+    if "prefill" in setup.parts:
+        decode = arm_server(
+            *(str(model), pic, logs / "decode.log"), flags=shlex.split(setup.decode_flags), env=variables["patched"]
+        )
+        servers = [servers[0], pair_of(servers[1], decode), decode]
     with side_by_side(servers):
         yield servers[0], servers[1]
 

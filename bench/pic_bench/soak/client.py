@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from pic_bench.compare.server import Server
 from pic_bench.compare.server import request as open_answer
 from pic_bench.soak.load import Fault, Request
+from pic_bench.soak.pair import Pair
 from sglang_pic.errors import BenchError
 
 TOLERANCE = 2e-4
@@ -86,10 +87,16 @@ def _leave(server: Server, request: Request) -> None:
     is_patient = request.moment > 0.3
     timeout_s = _TIMEOUT_S if is_patient else max(0.01, request.moment * _LIFE_S)
     num_lines = 2 * int(request.moment * request.new_tokens) if is_patient else 1
-    url = f"{server.base_url}/generate"
-    with suppress(TimeoutError), open_answer(url, request.body, timeout_s=timeout_s) as answer:
-        for _ in range(num_lines):
-            answer.readline()
+
+    def leave(server: Server, body: object) -> None:
+        with suppress(TimeoutError), open_answer(f"{server.base_url}/generate", body, timeout_s=timeout_s) as answer:
+            for _ in range(num_lines):
+                answer.readline()
+
+    if isinstance(server, Pair):
+        server.on_both(leave, request.body)
+    else:
+        leave(server, request.body)
 
 
 class Judge:

@@ -49,6 +49,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         parts = [flags["patched"], *draft, *(flags[part] for part in self.parts)]
         return " ".join([*parts, f"--max-total-tokens {self.pool_tokens}"])
 
+    @property
+    def decode_flags(self) -> str:
+        """The flags of the patched server's decode server, with PD disaggregation."""
+        return " ".join([SETTING.flags["decode"], SETTING.flags["patched"]])
+
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """soak.toml."""

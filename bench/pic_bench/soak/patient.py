@@ -14,6 +14,7 @@ import psutil
 
 from pic_bench.compare.server import Server, pic_counters
 from pic_bench.soak.load import Request
+from pic_bench.soak.pair import Pair
 
 _IDLE_TIMEOUT_S = 120.0
 _POLL_S = 0.2
@@ -38,6 +39,8 @@ class Patient:
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        # A decode server has no books of the plugin's: SGLang checks its pool itself, and ends it where slots leak.
+        self._servers = [server, server.decode] if isinstance(server, Pair) else [server]
         self.leaks: list[str] = []
         self.num_idle_points = 0
         self._pins: set[tuple[str, str | None, bool]] = set()
@@ -95,9 +98,9 @@ class Patient:
 
     def counters(self) -> dict[str, int]:
         """The plugin's counters and the requests that were retracted, without the metrics' prefix."""
-        page = self.server.get("/metrics")
-        found = {name.removeprefix("sglang:pic_"): round(value) for name, value in pic_counters(page).items()}
-        retracted = re.findall(r"^sglang:num_retracted_requests_total\{.*\} (\S+)$", page, re.MULTILINE)
+        pages = [server.get("/metrics") for server in self._servers]
+        found = {name.removeprefix("sglang:pic_"): round(value) for name, value in pic_counters(pages[0]).items()}
+        retracted = re.findall(r"^sglang:num_retracted_requests_total\{.*\} (\S+)$", "\n".join(pages), re.MULTILINE)
         return found | {"retractions": round(sum(map(float, retracted)))}
 
     def memory(self, started_at: float) -> Memory:
@@ -121,9 +124,12 @@ class Patient:
         return sum(_audit(state)["num_audited"] for state in self._states())
 
     def log_faults(self) -> list[str]:
-        """What the server has logged of exceptions and leaks."""
-        log = _PORT_NOT_OPEN_YET.sub("", self.server.log_path.read_text(errors="replace"))
-        return [f"log: {found[0][:300]}" for found in _LOGGED_FAULT.finditer(log)]
+        """What the server has logged of exceptions and leaks, and its decode server."""
+        found = []
+        for server in self._servers:
+            log = _PORT_NOT_OPEN_YET.sub("", server.log_path.read_text(errors="replace"))
+            found += [f"{server.log_path.name}: {fault[0][:300]}" for fault in _LOGGED_FAULT.finditer(log)]
+        return found
 
     def _states(self) -> list[dict[str, Any]]:
         """The plugin's part of `/server_info`, of each rank that serves requests of its own."""

@@ -1,19 +1,66 @@
-"""Mooncake's transfer engine as far as SGLang calls it: one process writes into the memory of another, over TCP."""
+"""PD disaggregation on the platform: rows are sent over TCP, by Mooncake's package or, without it, by `TransferEngine`.
+
+`--disaggregation-transfer-backend mooncake_tcp` chooses both. The rest is SGLang's own; it asks CUDA for events and
+pinned memory.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import socket
 import struct
+import sys
 import threading
+import zlib
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 _BLOCK = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 
 
+class _Event:
+    """An event of a CPU: all work before it is done."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: True
+
+
+def install() -> None:
+    """Have processes that make SGLang's engine for transfers, and no others, prepare first."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    engine = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine.MooncakeTransferEngine"
+    HookRegistry.register(f"{engine}.__init__", _prepare, HookType.BEFORE)
+
+
+def _prepare(*_: object, **__: object) -> None:
+    import torch
+
+    from pic_platform.pageable import without_pinned_memory
+
+    without_pinned_memory()
+    torch.cuda.Event = lambda *_, **__: _Event()  # type: ignore[assignment,misc]
+    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment,return-value]
+    checksum: Any = import_module("sglang.srt.disaggregation.checksum")
+    checksum.KvChecksumComputer.compute = _checksum
+    if find_spec("mooncake") is None:
+        sys.modules["mooncake.engine"] = sys.modules[__name__]
+
+
+def _checksum(computer: Any, pages: Any, _states: Any = None) -> int:
+    """Of what the layers' pools have in `pages`, `[num_pages]` int64, as `--disaggregation-enable-kv-checksum` asks."""
+    total = 1
+    for pointer, size in zip(computer._kv_data_ptrs, computer._kv_item_lens, strict=True):
+        for page in pages.tolist():
+            total = zlib.adler32(ctypes.string_at(pointer + page * size, size), total)
+    return total
+
+
 class TransferEngine:
-    """One process's end."""
+    """Mooncake's engine as far as SGLang calls it: one process writes into the memory of another."""
 
     def __init__(self) -> None:
         self._regions: dict[int, int] = {}

@@ -1,1 +1,0 @@
-"""Stands where Mooncake's package is not installed."""
