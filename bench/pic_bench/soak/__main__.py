@@ -5,7 +5,9 @@ options are wrong, prompts are pinned and dropped, the cache is flushed, request
 time; in some setups splicing is switched off and on, or a store goes away, comes back and is broken. After each round
 of sessions the server comes to rest, and every slot, lock and index entry is accounted for. Every row that is spliced
 or read is compared with a table of what was computed where. Answers of requests with mode off are compared with those
-of a stock server in float32. Before all that two faults are made on purpose, which the checkers must find.
+of a stock server in float32. With PD disaggregation the patched server is a pair: rows are watched on the prefill
+server, and SGLang's checksum compares those that the decode server reads. Before all that two faults are made on
+purpose, which the checkers must find.
 
 Several setups are soaked one after the other, and each prints one JSON object of counts. With --out each has a file of
 its own: FILE, with the setup's name behind a dash if there are several. Exit code: 0 where mismatches, leaks,
