@@ -24,7 +24,7 @@ from sglang_pic.adapter.features.audit import moments as audit_moments
 from sglang_pic.adapter.features.audit.audit import Audit
 from sglang_pic.adapter.features.content_events import ContentEvents, make_content_events
 from sglang_pic.adapter.features.drafts.draft import Draft, read_drafts
-from sglang_pic.adapter.features.drafts.draft_on_host import CUT_BETWEEN_RANKS, DraftsOnHost, is_cut_between_ranks
+from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost, is_stored_whole
 from sglang_pic.adapter.features.hicache import hicache_tree, store
 from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
@@ -80,7 +80,6 @@ from sglang_pic.core import (
     costs,
     load_loops,
 )
-from sglang_pic.errors import UnsupportedError
 from sglang_pic.route.wire import Cutting
 from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
 from sglang_pic.runtime.rope import read_geometry
@@ -385,11 +384,9 @@ def _may_have_store(tree: HiCacheTree, model: _LiveModel, index: ContentIndex, r
     Raises:
         UnsupportedError: a store is attached, and would keep a draft's rows of one rank for all.
     """
-    if is_cut_between_ranks(model.drafts, model.splicer.view, ranks):
-        if tree.enable_storage:
-            raise UnsupportedError(CUT_BETWEEN_RANKS.line("a store of HiCache and a draft without latent rows"))
-        return False
-    return len(model.drafts) <= index.names.lookahead and model.splicer.view.windows is None
+    view = model.splicer.view
+    is_whole = is_stored_whole(model.drafts, view, ranks, has_store=tree.enable_storage)
+    return is_whole and len(model.drafts) <= index.names.lookahead and view.windows is None
 
 
 def _make_store(

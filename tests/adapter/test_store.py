@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,13 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
-from sglang_pic.adapter.features.drafts.draft_on_host import is_cut_between_ranks
+from sglang_pic.adapter.features.drafts.draft_on_host import is_stored_whole
 from sglang_pic.adapter.features.hicache.store import LOADED, LOOKUPS, StoreTier, Write
 from sglang_pic.adapter.features.hicache.store_objects import objects_of
 from sglang_pic.adapter.serve.state import LOADED_PATHS
 from sglang_pic.adapter.startup.fingerprint import read_fingerprint
 from sglang_pic.core import CoreConfig, Found, as_tokens
+from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.views import PoolKind
 from tests.adapter.builders import Kept, request
 from tests.adapter.host_rows import file_store
@@ -317,8 +319,10 @@ def test_no_store_takes_a_drafts_rows_of_one_rank_for_those_of_all(
     drafts: Any = [] if draft is None else [SimpleNamespace(splicer=SimpleNamespace(view=SimpleNamespace(kind=draft)))]
     view: Any = SimpleNamespace(kind=target)
     ranks: Any = SimpleNamespace(world_size=num_ranks)
-    assert is_cut_between_ranks(drafts, view, ranks) is is_cut
-    assert not is_cut_between_ranks(drafts, view, None)
+    assert is_stored_whole(drafts, view, ranks) is not is_cut
+    assert is_stored_whole(drafts, view, None)
+    with pytest.raises(UnsupportedError, match="latent rows once for all ranks") if is_cut else nullcontext():
+        is_stored_whole(drafts, view, ranks, has_store=True)
 
 
 def test_where_sglang_waits_for_nothing_nobody_waits(server: Server) -> None:

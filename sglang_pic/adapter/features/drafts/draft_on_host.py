@@ -31,10 +31,19 @@ CUT_BETWEEN_RANKS = Refused(
 )
 
 
-def is_cut_between_ranks(drafts: Sequence[Draft], target: PoolView, ranks: TpGroup | None) -> bool:
-    """Whether each rank has heads of its own of a draft, and the same latent rows of the target as the others."""
+def is_stored_whole(
+    drafts: Sequence[Draft], target: PoolView, ranks: TpGroup | None, *, has_store: bool = False
+) -> bool:
+    """Whether a store would keep each rank's rows of the drafts: not those by head beside a target's latent rows.
+
+    Raises:
+        UnsupportedError: there is a store that would not.
+    """
     by_head = any(draft.splicer.view.kind is PoolKind.MHA for draft in drafts)
-    return by_head and target.kind is PoolKind.MLA and ranks is not None and ranks.world_size > 1
+    is_cut = by_head and target.kind is PoolKind.MLA and ranks is not None and ranks.world_size > 1
+    if is_cut and has_store:
+        raise UnsupportedError(CUT_BETWEEN_RANKS.line("a store of HiCache and a draft without latent rows"))
+    return not is_cut
 
 
 class DraftsOnHost:
