@@ -134,9 +134,11 @@ class Splicer:
                 or shared by both, or a shift exceeds `max_shift`. Nothing was written. On an accelerator values are
                 not checked: reading them back would stall the stream.
         """
-        if windows is None and self.view.windows is not None:
-            windows = self.view.windows.slots[src]
-        self._move([src if not group.is_window or windows is None else windows for group in self._groups], dst, shifts)
+        if windows is None:
+            windows = src if self.view.windows is None else self.view.windows.slots[src]
+        first = slice(len(windows)) if len(windows) < len(src) else slice(None)
+        reads = [(windows, first) if group.is_window else (src, slice(None)) for group in self._groups]
+        self._move(reads, dst, shifts)
         self._move_index(src, dst, shifts, [None] * len(self._index))
 
     def bind_host(self, host: HostView) -> None:
@@ -175,28 +177,33 @@ class Splicer:
         """
         assert self._host is not None, "no host pool is bound"
         host, sources, index = self._host
-        parts = {}
+        # Only beside windows may there be fewer of the other rows: the last ones.
+        last = slice(None) if host.windows is None else slice(len(dst) - len(host_slots), None)
+        reads = {}
         for each in {_part(host, group) for group in self._groups}:
-            slots = windows if each is host.windows else host_slots
+            slots, part = (windows, slice(None)) if each is host.windows else (host_slots, last)
             assert slots is not None, "each row has a window row"
-            parts[each] = _bring(each.rows(slots), dst.device)
-        self._move([parts[_part(host, group)] for group in self._groups], dst, shifts, sources)
+            reads[each] = _bring(each.rows(slots), dst.device), part
+        self._move([reads[_part(host, group)] for group in self._groups], dst, shifts, sources)
         if self._index:
             self._move_index(_bring(host.index_slots(host_slots), dst.device), dst, shifts, index)
 
     def _move(
-        self, read: Sequence[Tensor], dst: Tensor, shifts: Tensor, sources: Sequence[Source | None] | None = None
+        self,
+        reads: Sequence[tuple[Tensor, slice]],
+        dst: Tensor,
+        shifts: Tensor,
+        sources: Sequence[Source | None] | None = None,
     ) -> None:
-        """Move rows from the slots that each group reads: to the first of `dst`, or from the host to the last."""
+        """Move rows from the slots that each group reads to a part of `dst`."""
         if dst.numel() and self.view.device.type == "cpu" and shifts.numel():
             farthest = max(abs(int(bound)) for bound in shifts.aminmax())
             if farthest > self._max_shift:
                 raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
         windows = None if self.view.windows is None else self.view.windows.slots[dst]
-        for group, src, source in zip(self._groups, read, sources or [None] * len(read), strict=True):
+        for group, (src, part), source in zip(self._groups, reads, sources or [None] * len(reads), strict=True):
             every = windows if group.is_window else dst
             assert every is not None
-            part = slice(len(src)) if source is None else slice(len(dst) - len(src), None)
             written, turned = every[part], shifts[part]
             if group.values is None:
                 rope_offset = self.view.rope_offset

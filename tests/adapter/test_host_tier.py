@@ -315,6 +315,9 @@ def test_rows_of_windows_are_read_from_their_own_host_pool(layout: str) -> None:
     back_up([window], hosts[1], host_windows, table[slots])
     splicer.splice(slots, dst, shifts)
     expected = [buffer[at].clone() for buffer, at in view.places(dst)]
+    for longer in ((slots[:5], dst, shifts), (slots, dst, torch.full((40,), 77)), (slots, dst, shifts, table[:40])):
+        with pytest.raises(ValueError, match="must"):
+            splicer.splice(*longer)
     for num_split in (0, 12, 32):
         view.fill(dst, 0)
         # The first half of what is not fetched as a whole has window rows on the device.

@@ -128,9 +128,11 @@ class RowWatch:
         self._content = torch.zeros(view.num_slots, dtype=torch.int64)
         self._is_computed = torch.zeros(view.num_slots, dtype=torch.bool)
         self._hash = _Unchanged(view, in_windows=False).hashed
-        of_drafts = [("a draft", each, of_draft, _Unchanged(of_draft, in_windows=False)) for each, of_draft in drafts]
+        models = [("the model", runner, view), *(("a draft", *draft) for draft in drafts)]
         self._beside = [
-            _Beside(what, each, rows, self._content.clone()) for what, each, _, rows in of_drafts if rows.parts
+            _Beside(what, each, rows, self._content.clone())
+            for what, each, of_draft in models[1:]
+            if (rows := _Unchanged(of_draft, in_windows=False)).parts
         ]
         self._windows = [
             _Beside(
@@ -140,7 +142,7 @@ class RowWatch:
                 self._content.new_zeros(of_model.windows.num_slots),
                 of_model.windows.slots,
             )
-            for what, each, of_model in [("the model", runner, view), *(draft[:3] for draft in of_drafts)]
+            for what, each, of_model in models
             if of_model.windows is not None
         ]
         self._host: list[Tensor] = []
@@ -284,9 +286,7 @@ class RowWatch:
         self._token[dst], self._position[dst] = claim.tokens, claim.positions
         self._content[dst], self._is_computed[dst] = self._hash(dst), False
         self._report("copied wrongly", self._content[dst] != content, dst)
-        for each, was in zip(self._beside, beside, strict=True):
-            self._report(f"copied wrongly from {each.what}'s row", each.note(dst) != was, dst)
-        for each, was in zip(self._windows, windows, strict=True):
+        for each, was in zip((*self._beside, *self._windows), (*beside, *windows), strict=True):
             self._report(f"copied wrongly from {each.what}'s row", each.note(dst) != was, dst)
         if self._claim is None:
             self._moved_ahead = dst

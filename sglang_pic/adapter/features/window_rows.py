@@ -66,21 +66,19 @@ class WindowRowsInTree:
         """
         core, window = self._tree.tree_core, self._tree.swa_retain_window
         (path,) = core.collect_path_info([node])
-        missing = [bool(intersect_spans(holes, each.path_start, each.path_end)) for each in path]
-        there = [
-            is_missing and core.component_has_host_value_only(each.node_id, ComponentType.SWA)
-            for each, is_missing in zip(path, missing, strict=True)
-        ]
-        # By node, the start of the unbroken window rows that end with it.
-        starts, start = list[int](), 0
-        for each, is_missing, is_there in zip(path, missing, there, strict=True):
-            start = each.path_end if is_missing and not is_there else start
-            starts.append(start)
+        # Nodes on the host alone that end a whole window; `start` is the end of the last rows that are nowhere.
+        ends, start = list[Any](), 0
+        for each in path:
+            if not intersect_spans(holes, each.path_start, each.path_end):
+                continue
+            if not core.component_has_host_value_only(each.node_id, ComponentType.SWA):
+                start = each.path_end
+            elif start == 0 or each.path_end - start >= window:
+                ends.append(each)
         found = dict[Any, WindowsOnHost]()
         by_id = {each.node_id: each for each in path}
-        for each, is_there, start in reversed(list(zip(path, there, starts, strict=True))):
-            is_whole = start == 0 or each.path_end - start >= window
-            if not is_there or not is_whole or each.node_id in found:
+        for each in reversed(ends):
+            if each.node_id in found:
                 continue
             (load,) = core.build_hicache_transfers(ComponentType.SWA, each.node_id, CacheTransferPhase.LOAD_BACK)
             of_load = [by_id[node_id] for node_id in load.nodes_to_load]

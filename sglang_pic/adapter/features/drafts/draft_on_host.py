@@ -59,25 +59,14 @@ class DraftsOnHost:
     """
 
     def __init__(self, drafts: Sequence[Draft], params: Any, group: Any) -> None:
-        from sglang.srt.mem_cache.hicache_storage import PoolName
 
-        self._group, self._awaited = group, list[Draft]()
+        self._group, self._awaited, packed = group, list[Draft](), params.mtp_draft_device_pools
         for draft in drafts:
             pool = draft.runner.token_to_kv_pool
             with named(draft.runner):
-                view = draft.splicer.view
-                if pool in params.mtp_draft_device_pools and view.windows is not None:
-                    before = params.mtp_draft_device_pools[: params.mtp_draft_device_pools.index(pool)]
-                    whole, window = (
-                        sum(bool(getattr(each, part).layer_num) for each in before)
-                        for part in ("full_kv_pool", "swa_kv_pool")
-                    )
-                    pools = group.get_pool(PoolName.KV), group.get_pool(PoolName.SWA)
-                    draft.splicer.bind_host(view_window_host_pools(*pools, view, packed_at=(whole, window)))
-                elif pool in params.mtp_draft_device_pools:
-                    place = params.mtp_draft_device_pools.index(pool)
-                    self._bind(draft, PoolName.KV, PoolName.INDEXER, packed_at=place)
-                elif view.windows is not None:
+                if pool in packed:
+                    self._bind_packed(draft, packed[: packed.index(pool)])
+                elif draft.splicer.view.windows is not None:
                     raise UnsupportedError(OTHER_WINDOWS.line("its window rows on the host"))
                 elif pool in params.sidecar_draft_device_pools:
                     self._awaited.append(draft)
@@ -104,6 +93,20 @@ class DraftsOnHost:
                 self._awaited.remove(draft)
                 return sum(int(self._group.get_pool(name).size_per_token) for name in names)
         return 0
+
+    def _bind_packed(self, draft: Draft, before: Sequence[Any]) -> None:
+        """Bind a draft whose layer follows those of its target, and of the pools `before` it."""
+        from sglang.srt.mem_cache.hicache_storage import PoolName
+
+        view = draft.splicer.view
+        if view.windows is None:
+            self._bind(draft, PoolName.KV, PoolName.INDEXER, packed_at=len(before))
+            return
+        whole, window = (
+            sum(bool(getattr(each, part).layer_num) for each in before) for part in ("full_kv_pool", "swa_kv_pool")
+        )
+        pools = self._group.get_pool(PoolName.KV), self._group.get_pool(PoolName.SWA)
+        draft.splicer.bind_host(view_window_host_pools(*pools, view, packed_at=(whole, window)))
 
     def _bind(self, draft: Draft, rows: Any, index: Any, *, packed_at: int | None = None) -> None:
         view = draft.splicer.view
