@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,13 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
 from sglang_pic.adapter.features.drafts.draft_on_host import is_stored_whole
-from sglang_pic.adapter.features.hicache.store import LOADED, LOOKUPS, StoreTier, Write
+from sglang_pic.adapter.features.hicache.store import _MAX_LISTINGS, LISTED, LOADED, LOOKUPS, StoreTier, Write
 from sglang_pic.adapter.features.hicache.store_objects import objects_of
+from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.state import LOADED_PATHS
 from sglang_pic.adapter.startup.fingerprint import read_fingerprint
 from sglang_pic.core import CoreConfig, Found, as_tokens
@@ -246,6 +249,55 @@ def test_a_write_that_nobody_announced_leaves_the_announcements(server: Server) 
         None,
         "d",
     ]
+
+
+def test_a_store_that_hangs_holds_up_no_backup(server: Server) -> None:
+    """What is to be listed waits on another thread, and no more of it than can be listed soon."""
+    listed: list[int] = []
+
+    def list_path(*_: object) -> None:
+        listed.append(threading.get_ident())
+        assert server.directory.is_free.wait(10)
+
+    server.directory.list_path = list_path  # type: ignore[attr-defined]
+    server.tier._sums = lambda slots: np.zeros(len(slots) // 16, np.uint64)  # type: ignore[method-assign]
+    server.directory.is_free.clear()
+    assert server.tier.directory is not None
+    path = SimpleNamespace(
+        namespace=Namespace(), slots=range(128), start=0, pages=["00"] * 8, tokens=as_tokens(range(128))
+    )
+    operation = SimpleNamespace(
+        completed_tokens=128,
+        pool_storage_result=SimpleNamespace(extra_pool_hit_pages={}),
+        pool_transfers=None,
+        host_indices=torch.arange(128),
+    )
+    for _ in range(2 * _MAX_LISTINGS):
+        server.tier.backed_up(operation, Write("00", path=path, end=128, sums=np.zeros(0, np.uint64)))  # type: ignore[arg-type]
+    server.directory.is_free.set()
+    server.step_until(lambda: server.counted.by_label(LISTED) == {None: _MAX_LISTINGS * 128})
+    assert len(listed) == _MAX_LISTINGS
+    assert threading.get_ident() not in listed
+
+
+def _make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _make_short(path: Path) -> None:
+    path.write_bytes(b"PIC1")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, _make_directory, _make_short])
+def test_what_is_no_object_under_its_name_is_one_without_content(make: Any, tmp_path: Path) -> None:
+    backend = file_store(tmp_path)
+    objects = objects_of(backend, SimpleNamespace(is_mla_model=True), [])
+    assert objects is not None
+    assert objects.get("pic-block", 8) is None
+    make(tmp_path / f"{backend._get_suffixed_key('pic-block')}.bin")
+    assert objects.get("pic-block", 8) == b""
+    objects.put("pic-anchor", b"12345678")
+    assert objects.get("pic-anchor", 8) == b"12345678"
 
 
 def test_requests_that_leave_are_forgotten(server: Server) -> None:

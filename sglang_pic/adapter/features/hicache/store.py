@@ -7,7 +7,7 @@ like any other.
     arrival         look up what of the prompt no donor here has, on a thread beside the scheduler's
     every round     have SGLang load what was found; publish what came
     admission       the request waits for both, at most as long as computing the text would take
-    every backup    list the path, if SGLang wrote rows of it that were computed behind computed ones
+    every backup    list the path, if SGLang wrote rows of it that were computed behind computed ones, on another thread
 
 Rows that came from a splice, and those behind them, are written under keys of the plugin's own: a prefix for servers
 with the same model and policy, and for nobody else. SGLang writes the pages of side pools (index keys of sparse
@@ -15,7 +15,8 @@ attention, rows of a draft) under the keys of the rows, whichever they are. A pa
 every pool under one key, and its checksum is of all of them.
 
 Ranks may take what they find only if all of them found the same, and at the same round: they agree on counts, as SGLang
-does for its own loads. A store that is slow, gone or full, or holds something else, costs reuse.
+does for its own loads. A store that is slow, gone or full, or holds something else, costs reuse: our objects are read
+and written on threads of our own, for which neither the scheduler nor SGLang's threads wait.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import hashlib
 import logging
 import time
 from array import array
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Any, Final
@@ -76,6 +78,8 @@ LISTED: Final = Metric(
 METRICS: Final = (LOOKUPS, LOADED, REFUSED, LISTED)
 
 _MAX_LOOKUPS = 64
+_MAX_LISTINGS = 64
+"""Paths that wait to be listed; where the store is slower, further ones are not."""
 _LOOKED_UP: Final = "looked up"
 # How much a measured load counts in the mean time of a token.
 _FRESH = 0.25
@@ -162,6 +166,8 @@ class StoreTier(Feature):
         self._backend: object = None
         self._directory: Directory | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pic-store")
+        self._lister = ThreadPoolExecutor(1, thread_name_prefix="pic-store-list")
+        self._listings: deque[Future[None]] = deque()
         self._numbers = count()
         # In the order of arrival, which is the same on all ranks.
         self._looking: deque[_Lookup] = deque()
@@ -172,8 +178,9 @@ class StoreTier(Feature):
         self._writes: deque[Write] = deque()
         self._prefetches: dict[Any, _Prefetch] = {}
         self._token_ns = 0
-        # Written by SGLang's threads, one each; counted between rounds.
+        # Only grow, each by one thread; `_exported` is what the metrics have of them.
         self._num_refused = self._num_listed = 0
+        self._exported = Counter[str]()
 
     # ---- Requests ----
 
@@ -287,7 +294,7 @@ class StoreTier(Feature):
         return [*pages[:num_exact], *map(self._own_key, pages[num_exact:])]
 
     def backed_up(self, operation: Any, write: Write) -> None:
-        """SGLang has written what it was told to: list it."""
+        """SGLang has written what it was told to: have it listed."""
         path, start, page_size, directory = write.path, write.start, self._tree.page_size, self._directory
         if path is None or write.sums is None or directory is None:
             return
@@ -298,12 +305,26 @@ class StoreTier(Feature):
             return
         pages = [bytes.fromhex(page) for page in path.pages[max(0, start // page_size - 1) : write.end // page_size]]
         before = pages.pop(0) if start else None
-        try:
-            sums = np.concatenate([write.sums, self._sums(operation.host_indices[: write.end - path.start])])
-            directory.list_path(_encoded(path.namespace), path.tokens, start, before, pages, sums)
+        while self._listings and self._listings[0].done():
+            self._listings.popleft()
+        if len(self._listings) < _MAX_LISTINGS:
+            with _warning_of_unlisted():
+                # Now, because SGLang may give the slots to others after this.
+                sums = np.concatenate([write.sums, self._sums(operation.host_indices[: write.end - path.start])])
+                self._listings.append(self._lister.submit(self._list, directory, path, write, before, pages, sums))
+
+    def _list(
+        self,
+        directory: Directory,
+        path: BackedPath,
+        write: Write,
+        before: bytes | None,
+        pages: Sequence[bytes],
+        sums: Sums,
+    ) -> None:
+        with _warning_of_unlisted():
+            directory.list_path(_encoded(path.namespace), path.tokens, write.start, before, pages, sums)
             self._num_listed += write.end - path.start
-        except Exception as error:
-            logger.warning("sglang_pic: what was written to HiCache's store is not listed: %s", error)
 
     def extend_hit(self, operation: Any, pages: list[str], backend: Any) -> list[str]:
         """What the store has of a prefix: `pages` under SGLang's keys, and behind them pages under ours."""
@@ -515,10 +536,18 @@ class StoreTier(Feature):
         return [int(value) for value in tensor]
 
     def _count(self) -> None:
-        for metric, name in ((REFUSED, "_num_refused"), (LISTED, "_num_listed")):
-            if getattr(self, name):
-                self._series.add(metric, getattr(self, name))
-                setattr(self, name, 0)
+        for metric, number in ((REFUSED, self._num_refused), (LISTED, self._num_listed)):
+            if number > self._exported[metric.name]:
+                self._series.add(metric, number - self._exported[metric.name])
+                self._exported[metric.name] = number
+
+
+@contextmanager
+def _warning_of_unlisted() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        logger.warning("sglang_pic: what was written to HiCache's store is not listed: %s", error)
 
 
 def _num_leading(lookups: deque[_Lookup], holds: Callable[[_Lookup], bool]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,9 +53,15 @@ class _FileObjects(_Objects):
             raise OSError("the store took no object; it may be full")
 
     def get(self, key: str, size: int) -> bytes | None:
-        # SGLang warns of each key that is not there.
-        if not self._backend.exists(key):
+        """As `Objects.get`; something else under its name, or of another size, is an object without content."""
+        path = os.path.join(self._backend.file_path, f"{self._backend._get_suffixed_key(key)}.bin")
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
             return None
+        # NOTE: reading a FIFO waits for whoever writes to it, maybe for ever.
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            return b""
         found = self._backend.get(key, torch.empty(size, dtype=torch.uint8))
         return None if found is None else bytes(found.numpy())
 
