@@ -248,12 +248,18 @@ class Tree:
     def __init__(self) -> None:
         self.asked: list[str | None] = []
         self.locks: list[object] = []
+        self.collected: list[int] = []
+        """Nodes of which the slots were collected."""
+        self.tree_core = SimpleNamespace(
+            collect_path_info=lambda nodes: [[SimpleNamespace(full_value_len=node)] for node in nodes]
+        )
 
     def match_prefix(self, params: Any) -> Any:
         self.asked.append(params.key.extra_key)
         return SimpleNamespace(last_device_node=len(params.key), device_prefix_len=len(params.key))
 
     def path_device_indices(self, node: int) -> torch.Tensor:
+        self.collected.append(node)
         return torch.arange(node)
 
     def lock(self, node: int) -> object:

@@ -46,6 +46,7 @@ def test_the_better_of_two_plans_is_taken() -> None:
     server.serve(behind(1)[:140])
     server.serve(behind(2), lane)
     server.tree.asked.clear()
+    server.tree.collected.clear()
     own = server.receive(TEXT, lane).extra_key
     for tokens, wanted in ((behind(3)[:139], None), (behind(3), own)):
         req = server.plan(tokens, lane)
@@ -53,6 +54,8 @@ def test_the_better_of_two_plans_is_taken() -> None:
         assert run.donor.namespace == Namespace(wanted)
         req.pic.release_row()
     assert set(server.tree.asked) == {None, own}
+    assert len(server.tree.asked) == 3
+    assert len(server.tree.collected) == 2, "slots are collected on the device: of donors that are taken, no others"
 
 
 @pytest.mark.parametrize("preset", ["careful", "balanced"])

@@ -22,15 +22,17 @@ from sglang_pic.core import Path, RowNames, Span, intersect_spans, subtract_span
 
 
 class _Resident(NamedTuple):
-    """A matched path: how many leading tokens are resident, the slots of those on the device, int64, and its lock."""
+    """A matched path: how many leading tokens are resident, how many rows are on the device, and its lock."""
 
     length: int
-    slots: torch.Tensor
+    num_here: int
     on_host: OnHost
     """What is not on the device."""
     unlock: Callable[[], object]
     holes: Sequence[Span] = ()
     """Spans whose window rows are nowhere."""
+    slots: torch.Tensor | None = None
+    """Of the rows on the device, int64; None until a plan has the path."""
 
 
 class ResolveError(Exception):
@@ -80,18 +82,20 @@ class TreeResolver:
         key = RadixKey(self._media.ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         on_host = OnHost(result.last_device_node) if self._host is None else self._host.find(result)
-        slots = self._tree.path_device_indices(on_host.node).to(torch.int64)
-        num_rows = len(slots) + len(on_host.slots)
+        # NOTE: most candidates are left out of the plan, and collecting slots is work for the device.
+        (nodes,) = self._tree.tree_core.collect_path_info([on_host.node])
+        num_here = sum(each.full_value_len or 0 for each in nodes)
+        num_rows = num_here + len(on_host.slots)
         length = num_rows + beyond if num_rows else 0
         holes: Sequence[Span] = ()
         if self._windows is not None:
             holes = self._windows.holes(key, num_rows)
             if holes and self._host is not None:
-                there, nodes = self._windows.on_host(result.best_match_node, holes)
-                on_host = on_host._replace(nodes=[*on_host.nodes, *nodes], windows=there)
+                there, holding = self._windows.on_host(result.best_match_node, holes)
+                on_host = on_host._replace(nodes=[*on_host.nodes, *holding], windows=there)
                 holes = subtract_spans(holes, [(each.start, each.end) for each in there])
         # NOTE: the path is locked at every moment, and has exactly one lock if an exception is raised.
-        self._found[path] = _Resident(length, slots, on_host, self._lock(on_host), holes)
+        self._found[path] = _Resident(length, num_here, on_host, self._lock(on_host), holes)
         if known is not None:
             known.unlock()
         return length
@@ -110,7 +114,7 @@ class TreeResolver:
         """How many rows of `[start, end)` of a path, resolved up to `end`, are on the host, or their window rows."""
         found = self._found[path]
         in_windows = sum(each.num_within(start, end) for each in found.on_host.windows)
-        return max(in_windows, end - max(start, min(end, len(found.slots))))
+        return max(in_windows, end - max(start, min(end, found.num_here)))
 
     def missing(self, path: Path, start: int, end: int) -> list[Span]:
         """The parts of `[start, end)` of a path, resolved up to `end`, whose window rows are nowhere."""
@@ -127,8 +131,11 @@ class TreeResolver:
 
     def _rows(self, path: Path, start: int, end: int) -> Rows:
         found = self._found[path]
-        slots, on_host = found.slots, found.on_host
-        num_slots = len(slots)
+        if found.slots is None:
+            slots = self._tree.path_device_indices(found.on_host.node).to(torch.int64)
+            self._found[path] = found = found._replace(slots=slots)
+        slots, on_host, num_slots = found.slots, found.on_host, found.num_here
+        assert slots is not None
         assert end <= num_slots + len(on_host.slots), (num_slots, len(on_host.slots), start, end)
         here, host_slots = slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)]
         rows = Rows(here, OnDevice(on_host.node, start, start + len(here)), host_slots)

@@ -184,8 +184,8 @@ class Tree(Protocol):
 
     token_to_kv_pool_allocator: Allocator
     page_size: int
-    # HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`; windows: `swa_tombstone_ranges`,
-    # `collect_path_info`; content events: `match_full_device_prefix`, `full_evictable_size`, `full_protected_size`
+    # `collect_path_info`; HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`; windows:
+    # `swa_tombstone_ranges`; content events: `match_full_device_prefix`, `full_evictable_size`, `full_protected_size`
     tree_core: Any
     # HiCache's, or None: `ack_load_queue`, `mem_pool_host`, `storage_backend`, `storage_host_pool`, `backup_skip`
     cache_controller: Any
