@@ -42,7 +42,7 @@ class Cache:
         self.refused: Fallback | None = None
         self.cost = None
         self.max_sequences, self.max_keys, self.place_waits = max_sequences, max_keys, False
-        self.num_locked = 0
+        self.num_locked = self.num_locked_elsewhere = 0
         self.asked: list[tuple[int, int, int]] = []
         """Per plan, where it begins, how many gaps it may have, and how much the batch computes already."""
         self.counted: list[tuple[int, Fallback | None]] = []
@@ -61,7 +61,8 @@ class Cache:
             req.pic.pending = PendingSplice(made, [Rows(torch.arange(run.num_tokens)) for run in made.runs], locks)
 
     def make_room(self) -> bool:
-        return False
+        self.num_locked_elsewhere -= (has_some := self.num_locked_elsewhere > 0)
+        return has_some
 
     def guarded(self, *_: object, **__: object) -> nullcontext[None]:
         return nullcontext()
@@ -308,3 +309,40 @@ def test_what_is_not_admitted_gives_its_donors_back(admitting: None, monkeypatch
         made, req = adder(None, cache), request(plan(400, (40, 100)))
         getattr(made, add)(req, *(() if add == "add_chunked_req" else (False, None)))
         assert (req.pic.pending, cache.num_locked, cache.counted) == (None, 0, [])
+
+
+@pytest.fixture
+def without_room(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's adder beside sliding windows: an unfinished request waits while rows are locked."""
+    add = PrefillAdder.add_chunked_req
+
+    def add_if_there_is_room(self: Any, req: Any) -> Any:
+        return req if self.tree_cache.num_locked or self.tree_cache.num_locked_elsewhere else add(self, req)
+
+    monkeypatch.setattr(PrefillAdder, "add_chunked_req", add_if_there_is_room)
+
+
+def test_an_unfinished_request_goes_on_without_the_donors_that_fill_the_pool(without_room: None) -> None:
+    cache = Cache()
+    made, req = adder(512, cache), request(plan(400, (40, 100)))
+    assert made.add_chunked_req(req) is None
+    assert (made.can_run_list, cache.counted, cache.num_locked) == ([req], [(0, Fallback.MEMORY)], 0)
+    assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
+
+
+def test_an_unfinished_request_takes_the_room_that_features_hold(without_room: None) -> None:
+    cache = Cache()
+    cache.num_locked_elsewhere = 2
+    made, req = adder(512, cache), request(None, end=400)
+    assert made.add_chunked_req(req) is None
+    assert (made.can_run_list, cache.num_locked_elsewhere) == ([req], 0)
+
+
+def test_beside_an_unfinished_request_that_waits_nobody_is_admitted(without_room: None) -> None:
+    """SGLang counts a chunk of it in flight in every batch: it would lose the first token of its answer."""
+    cache = Cache()
+    cache.num_locked_elsewhere = 1
+    made, req = adder(512, cache, running=(request(None),)), request(plan(400, (40, 100)))
+    assert made.add_chunked_req(req) is req
+    assert made.add_one_req(request(None, end=40), True, None) is AddReqResult.OTHER
+    assert (made.can_run_list, cache.counted, cache.num_locked) == ([], [], 0)

@@ -51,9 +51,13 @@ class PicPrefillAdder(PrefillAdder):
         self.goes_by_place = planning.place_waits or (bool(mixed) and any(map(goes_by_place, self.running_batch.reqs)))
         """Whether the batch must not be narrowed."""
         planning.place_waits = False
+        self.is_held_up = False
+        """Whether an unfinished request waits for room."""
 
     def add_one_req(self, req: Req, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         """Plan the request, then admit it as SGLang does; if it is not admitted its donors are unlocked."""
+        if self.is_held_up:
+            return AddReqResult.OTHER
         if self.has_runs and goes_by_place(req):
             # Nothing is spliced in the next batch, so that this request fits.
             self.tree_cache.planning.place_waits = True
@@ -67,7 +71,20 @@ class PicPrefillAdder(PrefillAdder):
         return result
 
     def add_chunked_req(self, req: Req) -> Req | None:
-        """Continue a chunked request: plan the rest of it, cut the next chunk by computed tokens."""
+        """Continue a chunked request: plan the rest of it, cut the next chunk by computed tokens.
+
+        Beside sliding windows SGLang may find no room for the next chunk. Then its donors are unlocked first, because
+        their locks may fill the pool, and if it still has to wait nobody is admitted in this round.
+        """
+        rest = self._continue(req)
+        while not self._has_admitted(req) and self._would_wait_for_ever(req):
+            rest = self._continue(req)
+        # NOTE: SGLang counts a chunk in flight for the unfinished request of every batch, even where the batch lacks
+        # it. Its last chunk would be taken for an earlier one, and the first token of its answer be lost.
+        self.is_held_up = not self._has_admitted(req)
+        return rest
+
+    def _continue(self, req: Req) -> Req | None:
         self._plan(req)
         extend_len = self._spliced_chunk_len(req)
         pending: PendingSplice | None = req.pic.pending
@@ -75,6 +92,9 @@ class PicPrefillAdder(PrefillAdder):
             rest = super().add_chunked_req(req)
         else:
             with self._budgets(chunk=extend_len, spliced=pending.plan.num_spliced, request_limit=extend_len):
+                rest = super().add_chunked_req(req)
+            if not self._has_admitted(req):
+                req.pic.drop_plan(Fallback.MEMORY)
                 rest = super().add_chunked_req(req)
         if self._has_admitted(req):
             self._settle(req, first_chunk=False)

@@ -131,11 +131,11 @@ class TreeResolver:
 
     def _rows(self, path: Path, start: int, end: int) -> Rows:
         found = self._found[path]
-        if found.slots is None:
+        slots = found.slots
+        if slots is None:
             slots = self._tree.path_device_indices(found.on_host.node).to(torch.int64)
             self._found[path] = found = found._replace(slots=slots)
-        slots, on_host, num_slots = found.slots, found.on_host, found.num_here
-        assert slots is not None
+        on_host, num_slots = found.on_host, found.num_here
         assert end <= num_slots + len(on_host.slots), (num_slots, len(on_host.slots), start, end)
         here, host_slots = slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)]
         rows = Rows(here, OnDevice(on_host.node, start, start + len(here)), host_slots)
