@@ -279,6 +279,7 @@ def _make_cache(
         cost=cost,
         max_sequences=model.max_sequences,
         max_keys=model.max_keys,
+        max_extend=_max_extend(ctx) if model.drafts else None,
         features=features,
         faults=noted,
         modes=_make_modes(ctx, config),
@@ -299,6 +300,16 @@ def _make_cache(
         features=features,
     )
     return tree
+
+
+def _max_extend(ctx: BuildContext) -> int | None:
+    """The most tokens of a batch with splices beside a draft, spliced ones included; None for no limit.
+
+    A draft is given the embeddings of a whole batch with media, which SGLang copies once more: with two chunks that is
+    four times a chunk, and stock SGLang's own pass over a full chunk has its embeddings three times.
+    """
+    chunk = get_schedule().chunked_prefill_size or 0
+    return 2 * chunk if ctx.model_config.is_multimodal and chunk > 0 else None
 
 
 def _make_index(ctx: BuildContext, config: PicConfig, model: _LiveModel, events: ContentEvents | None) -> ContentIndex:

@@ -249,18 +249,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Computed tokens."""
         return self.end - self.prefix_len - self.num_spliced
 
-    def cut(self, budget: int, *, page_size: int = 1, whole: Sequence[Span] = ()) -> int:
+    def cut(self, budget: int, *, most: int | None = None, page_size: int = 1, whole: Sequence[Span] = ()) -> int:
         """The last position where a prefill chunk of at most `budget` computed tokens may end.
 
         Args:
             budget: computed tokens that are left; less than 1 counts as 1.
+            most: tokens of the longest chunk, spliced ones included; no limit by default.
             page_size: inside the prompt a chunk ends on a multiple of this.
             whole: as in `PlanOptions`; a chunk does not end inside such a span if it is spliced.
 
         Returns:
             A position in `(prefix_len, end]`: `end` if everything fits, and at least one page, for progress.
         """
-        if self.num_computed <= budget:
+        longest = self.end if most is None else min(self.end, self.prefix_len + most)
+        if self.num_computed <= budget and longest == self.end:
             return self.end
         at, left = self.prefix_len, max(budget, 1)
         for run in self.runs:
@@ -269,7 +271,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 break
             left -= gap_len
             at = run.target_end
-        furthest = min(at + left, self.end)
+        furthest = min(at + left, longest)
         aligned = furthest - furthest % page_size
         # The last token of a chunk is computed.
         while (start := whole_part(whole, self.prefix_len, aligned - 1)[1]) < aligned - 1 and any(

@@ -35,13 +35,14 @@ def plan(end: int, *runs: tuple[int, int]) -> Plan:
 class Cache:
     """Stands for the cache and what admission finds on it: plans each request as the request says."""
 
-    def __init__(self, max_sequences: int = 64, max_keys: int = 1 << 24) -> None:
+    def __init__(self, max_sequences: int = 64, max_keys: int = 1 << 24, max_extend: int | None = None) -> None:
         self.planning = self.accounting = self.publication = self
         self.feature = Feature()
         self.features = Features([self.feature])
         self.refused: Fallback | None = None
         self.cost = None
         self.max_sequences, self.max_keys, self.place_waits = max_sequences, max_keys, False
+        self.max_extend = max_extend
         self.num_locked = self.num_locked_elsewhere = 0
         self.asked: list[tuple[int, int, int]] = []
         """Per plan, where it begins, how many gaps it may have, and how much the batch computes already."""
@@ -247,6 +248,30 @@ def test_a_gap_batch_has_a_bounded_number_of_keys(admitting: None) -> None:
     made = adder(None, cache)
     for _ in range(12):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
+
+
+def test_beside_a_draft_that_is_given_embeddings_a_batch_has_a_bounded_number_of_tokens(
+    stock: list[Any], admitting: None
+) -> None:
+    """100,000 reused tokens of one prompt go through in passes of two chunks, spliced tokens included."""
+    cache, most, long = Cache(max_extend=16_384), 16_384, request(plan(100_000, (100, 99_900)))
+    made = adder(8_192, cache)
+    admission = select(made, long)
+    assert admission.extend_len == most
+    made._commit_prefill_admission(long, admission, 0)
+    made.new_chunked_req = long
+    assert made.rem_chunk_tokens > 8_000, "little of it is computed"
+    assert select(made, request(plan(1_000, (100, 900)))) is AddReqResult.OTHER, "the batch is full of spliced tokens"
+    assert select(made, request(None, end=1_000)).extend_len == 1_000, "what is computed is bounded by the chunk"
+    # The rest of the prompt is cut likewise, and so are two prompts together.
+    made = adder(8_192, cache)
+    made._plan(long)
+    assert made._spliced_chunk_len(long) == most
+    made, first = adder(8_192, cache), request(plan(16_000, (100, 15_900)))
+    made._commit_prefill_admission(first, select(made, first), 0)
+    assert (first.extend_end, select(made, request(plan(1_000, (100, 900)))).extend_len) == (16_000, 384)
+    # Other servers are not bounded.
+    assert select(adder(8_192, Cache()), request(plan(100_000, (100, 99_900)))).extend_len == 100_000
 
 
 BY_PLACE = (

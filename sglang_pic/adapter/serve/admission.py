@@ -48,6 +48,8 @@ class PicPrefillAdder(PrefillAdder):
         self.has_runs = False
         """Whether the batch will be narrowed to its gaps."""
         planning = self.tree_cache.planning
+        self.rem_extend = planning.max_extend
+        """Tokens that requests with splices may add to the batch, spliced ones included; None for no limit."""
         self.goes_by_place = planning.place_waits or (bool(mixed) and any(map(goes_by_place, self.running_batch.reqs)))
         """Whether the batch must not be narrowed."""
         planning.place_waits = False
@@ -145,9 +147,8 @@ class PicPrefillAdder(PrefillAdder):
         whole = end == plan.end
         # SGLang allows one unfinished request. Its own cutting leaves no budget for a second; ours, which returns the
         # budget of spliced tokens, can leave less than a page.
-        if not whole and (
-            options["has_chunked_req"] or self.new_chunked_req is not None or (self.rem_chunk_tokens or 0) < align
-        ):
+        left = min(self.rem_chunk_tokens or 0, _NO_LIMIT if self.rem_extend is None else self.rem_extend)
+        if not whole and (options["has_chunked_req"] or self.new_chunked_req is not None or left < align):
             return AddReqResult.OTHER
         with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=plan.num_spliced):
             admission = super()._select_prefill_admission(req, **options)
@@ -169,7 +170,7 @@ class PicPrefillAdder(PrefillAdder):
         if pending is None or num_computed is None:
             return None if pending is None else pending.plan.end
         with self.tree_cache.guarded(Fallback.FAULT_PLAN, [req]):
-            return pending.plan.cut(num_computed, page_size=page_size, whole=req.pic.whole)
+            return pending.plan.cut(num_computed, most=self.rem_extend, page_size=page_size, whole=req.pic.whole)
         return None
 
     def _spliced_chunk_len(self, req: Req) -> int | None:
@@ -206,6 +207,8 @@ class PicPrefillAdder(PrefillAdder):
         self.longest = max(self.longest, req.extend_end)
         if plan is not None:
             self.has_runs |= bool(plan.runs)
+            if self.rem_extend is not None:
+                self.rem_extend -= req.extend_end - req.prefix_len
             self.num_sequences += len(plan.gaps) - 1
             self.rem_input_tokens += plan.num_spliced
             if self.rem_chunk_tokens is not None:

@@ -39,6 +39,8 @@ class Planning:
         cost: measured costs, or `None` to take every run that is long enough.
         max_sequences: most virtual sequences of one batch.
         max_keys: most keys of all of them, each counted as long as the longest.
+        max_extend: most tokens of the requests of a batch that have splices, spliced ones included; no limit by
+            default.
         features: may divert a request, and change the options of its plan.
         faults: may have switched splicing off; none by default.
         modes: an operator may have switched splicing off.
@@ -57,6 +59,7 @@ class Planning:
         cost: CostModel | None,
         max_sequences: int,
         max_keys: int,
+        max_extend: int | None = None,
         features: Features | None = None,
         faults: Faults | None = None,
         modes: Modes | None = None,
@@ -70,7 +73,7 @@ class Planning:
         self._faults, self.modes = faults or Faults(), modes or Modes()
         self._host, self._windows, self._steps = host, windows, steps
         self.media, self._series = media or TextOnly(), series or Series((), None)
-        self.max_sequences, self.max_keys = max_sequences, max_keys
+        self.max_sequences, self.max_keys, self.max_extend = max_sequences, max_keys, max_extend
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
         self.place_waits = False
