@@ -19,11 +19,10 @@ from triton.compiler import ASTSource, CompiledKernel
 from .index_pages import KEY_DIM, MIN_PEAK, PAGE_BYTES, PAGE_TOKENS, SCALES_AT
 from .layers import LayerBuffers
 from .rope_params import RopeParams
-from .triton_rows import IS_INTERPRETED, cos_sin, narrow, on_device, widen
+from .triton_rows import IS_INTERPRETED, LAUNCH_OPTIONS, cos_sin, narrow, on_device, widen
 
 # Not yet chosen by time on a device.
 TOKEN_BLOCK: Final = 16
-_OPTIONS: Final = {"num_warps": 4}
 _CONSTANTS: Final = (KEY_DIM, MIN_PEAK, PAGE_BYTES, PAGE_TOKENS, SCALES_AT, IS_INTERPRETED, TOKEN_BLOCK)
 
 
@@ -52,7 +51,7 @@ def splice_index(
             rope.is_neox_style,
             is_mixed,
             *_CONSTANTS,
-            **_OPTIONS,
+            **LAUNCH_OPTIONS,
         )
 
 
@@ -64,7 +63,7 @@ def compile_for(rotary_dim: int, *, is_neox: bool, is_mixed: bool, target: GPUTa
     signature = {name: "i32" if name.startswith("num_") else "*i64" for name in run_time}
     constants = dict(zip(compile_time, values, strict=True))
     source = ASTSource(_splice_index_kernel, signature | dict.fromkeys(compile_time, "constexpr"), constants)
-    return triton.compile(source, target=target, options=dict(_OPTIONS))
+    return triton.compile(source, target=target, options=dict(LAUNCH_OPTIONS))
 
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["src", "dst", "shifts"])

@@ -122,10 +122,13 @@ def test_empty_input_and_operands_outside_the_contract() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_compiles_for_a_gpu_without_spills(form: str) -> None:
-    """For sm_90, without a device."""
+def test_it_compiles_for_a_gpu_without_spills(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sm_90, without a device; products are fused with sums whatever Triton's default is."""
     pytest.importorskip("triton")
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
+
+    monkeypatch.setattr(knobs.language, "default_fp_fusion", False)
 
     load_kernels(interpreted=False)
     from pic_kernels import triton_index
@@ -133,6 +136,7 @@ def test_it_compiles_for_a_gpu_without_spills(form: str) -> None:
 
     is_neox, is_mixed = FORMS[form]
     compiled = triton_index.compile_for(64, is_neox=is_neox, is_mixed=is_mixed, target=GPUTarget("cuda", 90, 32))
+    assert compiled.metadata.enable_fp_fusion
     code = read_machine_code(compiled)
     assert code.stack_bytes == 0
     assert code.threads_per_sm >= 384
