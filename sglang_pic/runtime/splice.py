@@ -158,6 +158,9 @@ class Splicer:
             values = [there.values[layer] for layer in group.layers] if group.values is not None else None
             sources.append(Source(keys, None if values is None else LayerBuffers(values, name="host rows")))
         index = [LayerBuffers([host.index[layer] for layer in each.layers], name="host index") for each in self._index]
+        for each in (*index, *(part for source in sources for part in source if part is not None)):
+            # Made here, because that waits for the device.
+            each.addresses_on(self.view.device)
         self._host = host, sources, index
 
     def fetch(self, host_slots: Tensor, dst: Tensor, shifts: Tensor, windows: Tensor | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from pic_kernels import RopeParams
+from pic_kernels import Backend, Choice, LayerBuffers, RopeParams, Source
 from sglang.srt.layers import logits_processor
 from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
@@ -22,6 +22,8 @@ from torch import Tensor
 
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.runtime import splice
+from sglang_pic.runtime.host_rows import HostView
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
@@ -163,6 +165,24 @@ def test_passes_between_rounds_are_queued_without_waiting() -> None:
     assert (bench.counts, bench.audit.report().mean_kl) == ((1, 0, 0), 0)
     num_steps = len(read(runner.rows).nonzero()) / STEP_TOKENS
     assert device.num_copies == 2 * math.ceil(num_steps), "token ids, and the numbers of a batch"
+
+
+def test_the_first_fetch_from_the_host_is_queued_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a draft, whose fetches are not timed at start-up: the kernel finds its tables of addresses made."""
+    there, fetched = splicer(PoolKind.MHA, on_device), list[Tensor]()
+    monkeypatch.setattr(Splicer, "_choose", lambda *_: Choice(Backend.TRITON))
+    monkeypatch.setattr(splice, "_bring", lambda slots, _: on_device(slots))
+    rows = tuple(torch.zeros(SLOTS, HEADS, DIM, dtype=torch.bfloat16) for _ in range(LAYERS))
+    there.bind_host(HostView(rows, rows, 1, 1, 1))
+
+    def launch(keys: LayerBuffers, *_: object, source: Source) -> None:
+        fetched.extend(part.addresses_on(keys.device) for part in source if part is not None)
+
+    monkeypatch.setattr(splice, "splice_mha", launch)
+    slots = on_device(torch.arange(8))
+    with strict_device():
+        there.fetch(torch.arange(8), slots, slots)
+    assert len(fetched) == 2, "keys and values"
 
 
 NUMBERS = torch.arange(4)
