@@ -77,7 +77,9 @@ def calibrate(
 def calibrate_fetch(
     splicer: Splicer, num_host_slots: int, tp_group: TpGroup | None, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Microseconds to copy a row from the host, on the slowest rank; host and pool must have no rows yet.
+    """Microseconds to copy a row from the host, on the slowest rank.
+
+    Host and pool must have no rows yet, and the pool is left empty.
 
     Args:
         splicer: with a host.
@@ -92,6 +94,8 @@ def calibrate_fetch(
     shifts = torch.full_like(dst, 7)
     with map_windows(view, dst):
         timing = _time(lambda: splicer.fetch(host_slots, dst, shifts, host_slots), view.device, tp_group, clock)
+        # What the host had there were no rows.
+        view.fill(dst, 0)
     return timing.us / num_rows
 
 
