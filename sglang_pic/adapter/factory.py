@@ -169,7 +169,7 @@ def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
     """Log on one rank which functions of SGLang differ from the tested version, those of the backend included."""
     if ctx.tp_rank != 0:
         return
-    backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
+    backend = support.prefill_backend(ctx.tp_worker.model_runner)
     changed = [*changed_bodies, *changed_attention(backend)]
     if changed:
         logger.warning("sglang_pic: %s", describe_changes(changed))

@@ -162,6 +162,11 @@ _MOST_SCORED: Final = 1 << 19
 for each: 66 MiB beside all that SGLang keeps memory for, and 1,024 tokens at a time where it has 2 GiB for scores. Four
 sequences of 128k tokens have so many.
 """
+_MOST_GATHERED_BYTES: Final = 1 << 28
+"""Likewise where `dsa` also gathers a layer's rows for its kernels: two sequences of 100k tokens as bfloat16, of which
+SGLang's own pass over that prompt has one.
+"""
+_DEQUANTISING: Final = ("flashmla_sparse", "triton_sparse_mla")
 _WITH_SEQUENCE_TABLES: Final = ("triton", "flashinfer", "trtllm_mha")
 """Attention backends with tables, or counters, for as many sequences as the request pool has rows."""
 _UNBOUNDED: Final = 1 << 20
@@ -247,9 +252,15 @@ def find(area: Area, what: str) -> Support | None:
     return next((entry for entry in SUPPORT if entry.area is area and entry.what == what), None)
 
 
+def prefill_backend(runner: ModelRunner) -> str:
+    """SGLang's name of the prefill attention backend of `runner`; `dsa` for its alias `nsa`."""
+    name = str(runner.prefill_attention_backend_str)
+    return "dsa" if name == "nsa" else name
+
+
 def refused_backend(runner: ModelRunner) -> str:
     """The line that refuses the prefill attention backend of a model and says what helps; empty where it is served."""
-    backend, rows = runner.prefill_attention_backend_str, int(runner.req_to_token_pool.size)
+    backend, rows = prefill_backend(runner), int(runner.req_to_token_pool.size)
     known = {entry.what: entry for entry in SUPPORT if entry.area is Area.ATTENTION}
     served = [what for what, entry in known.items() if entry.level is not Level.REFUSED]
     if backend in _WITH_SEQUENCE_TABLES and rows < 2:
@@ -288,10 +299,27 @@ def _value(path: str, ctx: BuildContext, config: PicConfig) -> object:
 
 def max_sequences(runner: ModelRunner) -> int:
     """The most virtual sequences that one batch of `runner` may have: 2 or more unless it is refused."""
-    has_tables = runner.prefill_attention_backend_str in _WITH_SEQUENCE_TABLES
+    has_tables = prefill_backend(runner) in _WITH_SEQUENCE_TABLES
     return int(runner.req_to_token_pool.size) if has_tables else _UNBOUNDED
 
 
 def max_keys(runner: ModelRunner) -> int:
     """The most keys of all sequences of one gap batch of `runner`, each counted as long as the longest."""
-    return _MOST_SCORED if runner.prefill_attention_backend_str == "dsa" else _MOST_IN_TABLE
+    if prefill_backend(runner) != "dsa":
+        return _MOST_IN_TABLE
+    return min(_MOST_SCORED, _MOST_GATHERED_BYTES // (132 + _gathered_bytes(runner)))
+
+
+def _gathered_bytes(runner: ModelRunner) -> int:
+    """Bytes that `dsa` gathers of a layer's row for its prefill kernel, as FP8 or as bfloat16; 0 if it reads the pool.
+
+    With `flashmla_auto` SGLang chooses by batch.
+    """
+    pool, served = runner.token_to_kv_pool, runner.attn_backend
+    # A hybrid backend has one for prefill; a draft may have another one than its runner names.
+    backend = getattr(served, "prefill_backend", served)
+    impl, row = getattr(backend, "dsa_prefill_impl", None), int(pool.kv_lora_rank + pool.qk_rope_head_dim)
+    if impl == "flashmla_sparse_q8":
+        return row
+    dequantises = impl in _DEQUANTISING or getattr(backend, "enable_auto_select_prefill_impl", False)
+    return 2 * row if dequantises and pool.dsa_kv_cache_store_fp8 else 0

@@ -452,9 +452,36 @@ def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
     assert max_sequences(runner("triton", 48)) == 48
     assert max_sequences(runner("trtllm_mha", 48)) == 48, "trailing gaps of one token go to its kernel for decoding"
     assert max_sequences(runner("pic_cpu", 1)) >= 4096
-    assert max_keys(runner("dsa", 48)) < 32 * 20_000 < max_keys(runner("fa3", 48)), "one matrix of scores for all"
     assert refused_backend(runner("flashinfer", 2)) == ""
     assert re.search(r"--max-running-requests 1 .*'flashinfer'.* 2 or more", refused_backend(runner("flashinfer", 1)))
+
+
+@pytest.mark.parametrize("name", ["dsa", "nsa"])
+def test_a_gap_batch_of_sparse_attention_gathers_little_beside_the_pool(name: str) -> None:
+    """Index keys always, and where its kernel does not read the pool a layer's rows; `nsa` is an alias of `dsa`."""
+
+    def keys(impl: str, *, is_fp8: bool, is_hybrid: bool = False) -> int:
+        auto = impl == "flashmla_auto"
+        # As the last pass left it.
+        backend = SimpleNamespace(dsa_prefill_impl="flashmla_kv" if auto else impl)
+        backend.enable_auto_select_prefill_impl = auto
+        runner: Any = SimpleNamespace(
+            prefill_attention_backend_str=name,
+            req_to_token_pool=SimpleNamespace(size=48),
+            attn_backend=SimpleNamespace(prefill_backend=backend) if is_hybrid else backend,
+            token_to_kv_pool=SimpleNamespace(kv_lora_rank=512, qk_rope_head_dim=64, dsa_kv_cache_store_fp8=is_fp8),
+        )
+        assert refused_backend(runner) == ""
+        return max_keys(runner)
+
+    in_pool = {keys(impl, is_fp8=is_fp8) for impl in ("trtllm", "flashmla_kv") for is_fp8 in (True, False)}
+    assert in_pool == {keys("flashmla_sparse", is_fp8=False)} == {1 << 19}
+    for impl in ("flashmla_sparse", "triton_sparse_mla", "flashmla_auto"):
+        for is_hybrid in (True, False):
+            assert 200_000 < keys(impl, is_fp8=True, is_hybrid=is_hybrid) < (1 << 28) / 1_152
+    assert 2 * 100_000 < keys("flashmla_sparse_q8", is_fp8=False) < (1 << 28) / 576
+    runner: Any = SimpleNamespace(prefill_attention_backend_str="fa3")
+    assert max_keys(runner) > (1 << 19), "no matrix of scores for all"
 
 
 def test_every_context_and_every_reason_have_a_series() -> None:

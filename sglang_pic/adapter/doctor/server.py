@@ -19,6 +19,7 @@ from sglang_pic.adapter.doctor.cards import pretend
 from sglang_pic.adapter.doctor.old_flags import renewed
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
 from sglang_pic.adapter.sglang.contract import installed_version
+from sglang_pic.adapter.support import prefill_backend
 from sglang_pic.errors import ConfigError, UnsupportedError
 
 
@@ -51,7 +52,7 @@ class Resolved(NamedTuple):
     @property
     def attention(self) -> str:
         """The prefill attention backend."""
-        return str(self.context.tp_worker.model_runner.prefill_attention_backend_str)
+        return prefill_backend(self.context.tp_worker.model_runner)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from sglang_pic.adapter.sglang.contract import installed_version
 from sglang_pic.adapter.sglang.seams import BuildContext
 from sglang_pic.adapter.startup import startup_metrics as metrics
 from sglang_pic.adapter.startup.fingerprint import read_weights
-from sglang_pic.adapter.support import disaggregation_mode
+from sglang_pic.adapter.support import disaggregation_mode, prefill_backend
 from sglang_pic.certificate import Checked, Served, check_certificate, choose_preset, policy_settings
 from sglang_pic.config import PicConfig, UncertifiedConfig, load_config
 from sglang_pic.runtime.splice import Splicer
@@ -48,7 +48,7 @@ def certify(
         sglang=installed_version(),
         dtype=str(ctx.model_config.dtype).removeprefix("torch."),
         kv_dtype=str(splicer.view.dtype).removeprefix("torch."),
-        attention=runner.prefill_attention_backend_str,
+        attention=prefill_backend(runner),
         page_size=ctx.params.page_size,
         settings=policy_settings(config.core),
     )
