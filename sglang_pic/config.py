@@ -73,7 +73,8 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         'The costs that decide whether a run is worth splicing: `"auto"` measures this machine and model at start-up, '
         '`"off"` takes every run of `core.min_run_tokens` and more, '
         '`{"computed_token_us": .., "spliced_token_us": .., "gap_us": ..}` sets the costs (and `"gap_context_us"`, '
-        '`"gap_token_us"`, `"request_us"`, `"floor_us"`, `"gap_floor_us"` unless they are 0).',
+        '`"gap_token_us"`, `"token_context_us"`, `"gap_token_context_us"`, `"request_us"`, `"floor_us"`, '
+        '`"gap_floor_us"` unless they are 0).',
     ] = "auto"
     self_test: Annotated[
         Literal["warn", "off", "refuse"],

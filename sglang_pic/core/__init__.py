@@ -10,7 +10,7 @@ from sglang_pic.core.index import ContentIndex, IndexStats, RowNames
 from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.native import load_loops
 from sglang_pic.core.path import Path
-from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
+from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run, num_reads
 from sglang_pic.core.planner import Resolver
 from sglang_pic.core.policy import PRESETS, ReusePolicy, has_bolder_preset, with_preset
 from sglang_pic.core.published import rows_from_store, rows_of_request
@@ -55,6 +55,7 @@ __all__ = [
     "intersect_spans",
     "load_loops",
     "merge_spans",
+    "num_reads",
     "rows_from_store",
     "rows_of_request",
     "subtract_spans",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Annotated
 
@@ -65,6 +65,11 @@ class Context(Enum):
     """Most of it is another text; the context rule decides (`tail_tokens`)."""
 
 
+def num_reads(spans: Iterable[Span]) -> int:
+    """How many tokens are before each token of the spans of a prompt, added up: what attention to all of them reads."""
+    return sum((end - start) * (start + end - 1) // 2 for start, end in spans)
+
+
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Costs of prefill passes on one machine and model, in microseconds.
 
@@ -82,6 +87,10 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Added to a gap for each token before it, which its attention reads."""
     gap_token_us: float = 0.0
     """A computed token in a long pass with gaps, if that is more: with MLA the whole pass is absorbed."""
+    token_context_us: float = 0.0
+    """Added to a computed token for each token before it, if a pass with gaps adds more."""
+    gap_token_context_us: float = 0.0
+    """The same in a pass with gaps."""
     request_us: float = 0.0
     """Laying out a pass with gaps and starting its copy."""
     floor_us: float = 0.0
@@ -102,6 +111,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         gap_starts: Sequence[int],
         num_before: int = 0,
         num_fetched: int = 0,
+        computed_reads: int = 0,
+        spliced_reads: int = 0,
+        reads_before: int = 0,
     ) -> float:
         """The time that splicing saves a whole request; 0 or less if computing all of it takes no longer.
 
@@ -111,10 +123,15 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             gap_starts: starts of the gaps after the first one.
             num_before: tokens that other requests compute in the same pass.
             num_fetched: spliced tokens whose rows are on the host.
+            computed_reads: `num_reads` of the tokens that it computes in any case.
+            spliced_reads: those of the tokens that it would splice.
+            reads_before: those of what other requests compute in the same pass.
         """
-        least = num_before + num_computed
-        whole = max(self.floor_us, self.computed_token_us * (least + num_spliced))
-        rest = max(self.floor_us, self.gap_floor_us, max(self.computed_token_us, self.gap_token_us) * least)
+        least, reads = num_before + num_computed, reads_before + computed_reads
+        whole_us = self.computed_token_us * (least + num_spliced) + self.token_context_us * (reads + spliced_reads)
+        whole = max(self.floor_us, whole_us)
+        rest_us = max(self.computed_token_us, self.gap_token_us) * least + self.gap_token_context_us * reads
+        rest = max(self.floor_us, self.gap_floor_us, rest_us)
         moved_us = num_spliced * self.spliced_token_us + num_fetched * self.fetched_token_us
         gaps_us = len(gap_starts) * self.gap_us + sum(gap_starts) * self.gap_context_us
         return whole - rest - moved_us - gaps_us - self.request_us
@@ -126,12 +143,22 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """
 
         def saves(num_spliced: int) -> bool:
-            computed = num_tokens - num_spliced
-            return self.request_saves(num_computed=computed, num_spliced=num_spliced, gap_starts=[num_tokens]) > 0
+            saved_us = self.request_saves(
+                num_computed=num_tokens - num_spliced,
+                num_spliced=num_spliced,
+                gap_starts=[num_tokens],
+                computed_reads=num_reads([(num_spliced, num_tokens)]),
+                spliced_reads=num_reads([(0, num_spliced)]),
+            )
+            return saved_us > 0
+
+        def rest_us(computed: int) -> float:
+            reads = num_reads([(num_tokens - computed, num_tokens)])
+            return max(self.computed_token_us, self.gap_token_us) * computed + self.gap_token_context_us * reads
 
         # A longer run saves more until its pass is the shortest possible.
         floor_us = max(self.floor_us, self.gap_floor_us)
-        fewest = int(floor_us / self.computed_token_us) if self.computed_token_us > 0 else 0
+        fewest = bisect_right(range(num_tokens + 1), floor_us, key=rest_us) - 1 if self.computed_token_us > 0 else 0
         longest = max(1, num_tokens - max(1, fewest))
         if not saves(longest):
             return None
@@ -152,6 +179,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cost: CostModel | None = None
     num_before: Annotated[int, Range(0, 1 << 40)] = 0
     """Tokens that other requests compute in the same pass."""
+    reads_before: Annotated[int, Range(0, 1 << 80)] = 0
+    """Their `num_reads`."""
     pinned_len: Callable[[Path], int] | None = None
     """How many leading tokens of a donor's path are pinned; given if the context rule does not apply to pinned rows."""
 
@@ -248,6 +277,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def num_computed(self) -> int:
         """Computed tokens."""
         return self.end - self.prefix_len - self.num_spliced
+
+    @property
+    def computed_reads(self) -> int:
+        """`num_reads` of the computed tokens."""
+        return num_reads(self.gaps)
+
+    @property
+    def spliced_reads(self) -> int:
+        """`num_reads` of the spliced tokens."""
+        return num_reads((run.target_start, run.target_end) for run in self.runs)
 
     def cut(self, budget: int, *, most: int | None = None, page_size: int = 1, whole: Sequence[Span] = ()) -> int:
         """The last position where a prefill chunk of at most `budget` computed tokens may end.

@@ -164,6 +164,9 @@ class Planner:
             gap_starts=plan.added_gap_starts,
             num_before=self._options.num_before,
             num_fetched=sum(map(self._num_to_fetch, plan.runs)),
+            computed_reads=plan.computed_reads,
+            spliced_reads=plan.spliced_reads,
+            reads_before=self._options.reads_before,
         )
         return saved_us > 0
 

@@ -49,9 +49,12 @@ class Cache:
         self.counted: list[tuple[int, Fallback | None]] = []
         """Per admitted chunk, its spliced tokens and why its plan was lost."""
 
-    def plan(self, req: Any, tree: Cache, *, prefix_len: int, max_gaps: int, num_before: int) -> None:
+    def plan(
+        self, req: Any, tree: Cache, *, prefix_len: int, max_gaps: int, num_before: int, reads_before: int
+    ) -> None:
         assert tree is self
         self.asked.append((prefix_len, max_gaps, num_before))
+        self.reads_before = reads_before
         req.pic.drop_plan()
         req.pic.last_plan.lost = None
         if req.plan is not None:
@@ -228,6 +231,7 @@ def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(admitting: No
     for _ in range(3):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
     assert cache.asked == [(0, 6, 0), (0, 3, 180), (0, 2, 580), (0, 1, 980)]
+    assert cache.reads_before == sum([*range(40), *range(100, 140), *range(300, 400)]) + 2 * sum(range(400))
     assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.OTHER
     assert len(made.can_run_list) == 4
 

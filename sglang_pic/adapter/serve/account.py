@@ -171,6 +171,8 @@ class Accounting:
                     num_spliced=num_spliced,
                     gap_starts=plan.added_gap_starts,
                     num_fetched=num_fetched,
+                    computed_reads=plan.computed_reads,
+                    spliced_reads=plan.spliced_reads,
                 )
                 # Below 0 only if other requests shared the pass.
                 saved_us = max(0.0, saved)

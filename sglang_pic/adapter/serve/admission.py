@@ -22,6 +22,7 @@ from sglang_pic.adapter.serve.resolve import ResolveError
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, goes_by_place
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.seams import Req
+from sglang_pic.core import num_reads
 
 _SIGNATURE = inspect.signature(PrefillAdder.__init__)
 # Larger than any budget: a limit that must not bind.
@@ -47,6 +48,8 @@ class PicPrefillAdder(PrefillAdder):
         """Tokens of its longest sequence."""
         self.has_runs = False
         """Whether the batch will be narrowed to its gaps."""
+        self.reads_before = 0
+        """`num_reads` of what the batch computes so far."""
         planning = self.tree_cache.planning
         self.rem_extend = planning.max_extend
         """Tokens that requests with splices may add to the batch, spliced ones included; None for no limit."""
@@ -124,7 +127,14 @@ class PicPrefillAdder(PrefillAdder):
         num_before = max(0, self.log_input_tokens)
         try:
             prefix_len = req.prefix_len + num_to_load
-            cache.planning.plan(req, cache, prefix_len=prefix_len, max_gaps=self._room_for(req), num_before=num_before)
+            cache.planning.plan(
+                req,
+                cache,
+                prefix_len=prefix_len,
+                max_gaps=self._room_for(req),
+                num_before=num_before,
+                reads_before=self.reads_before,
+            )
         except Exception as error:
             reason = Fallback.FAULT_RESOLVE if isinstance(error, ResolveError) else Fallback.FAULT_PLAN
             cache.recover([req], reason, error)
@@ -205,6 +215,7 @@ class PicPrefillAdder(PrefillAdder):
             self.memory_budget.reserve(left, 0)
         self.num_sequences += 1
         self.longest = max(self.longest, req.extend_end)
+        self.reads_before += num_reads([(req.prefix_len, req.extend_end)]) if plan is None else plan.computed_reads
         if plan is not None:
             self.has_runs |= bool(plan.runs)
             if self.rem_extend is not None:

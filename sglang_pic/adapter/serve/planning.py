@@ -117,7 +117,16 @@ class Planning:
             return Fallback.SWITCHED
         return self._features.diversion(state)
 
-    def plan(self, req: Req, tree: Tree, *, max_gaps: int, prefix_len: int | None = None, num_before: int = 0) -> None:
+    def plan(
+        self,
+        req: Req,
+        tree: Tree,
+        *,
+        max_gaps: int,
+        prefix_len: int | None = None,
+        num_before: int = 0,
+        reads_before: int = 0,
+    ) -> None:
         """Plan the rest of the request, and lock its donors; the plan is put into `req.pic.pending`.
 
         Args:
@@ -126,6 +135,7 @@ class Planning:
             max_gaps: virtual sequences that the batch can take.
             prefix_len: tokens before the plan, if more than `req.prefix_len`.
             num_before: tokens that the batch computes already.
+            reads_before: their `num_reads`.
 
         Raises:
             Exception: as the index and the tree do; no donor is locked then.
@@ -143,7 +153,7 @@ class Planning:
             return
         resolver = self.resolver(tree)
         tokens = tokens_of(req)
-        options = self._options(req, policy, resolver, max_gaps, num_before)
+        options = self._options(req, policy, resolver, max_gaps, num_before, reads_before)
         began = time.perf_counter()
         try:
             self._plan(req, resolver, tokens, start, options)
@@ -157,7 +167,13 @@ class Planning:
         return TreeResolver(tree, self._index.names, self._host, self._windows, media=self.media)
 
     def _options(
-        self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int = 0
+        self,
+        req: Req,
+        policy: ReusePolicy,
+        resolver: TreeResolver,
+        max_gaps: int,
+        num_before: int = 0,
+        reads_before: int = 0,
     ) -> PlanOptions:
         options = PlanOptions(
             policy=policy,
@@ -167,6 +183,7 @@ class Planning:
             cost=self.cost,
             num_to_fetch=None if self._host is None else resolver.num_on_host,
             num_before=num_before,
+            reads_before=reads_before,
             missing=None if self._windows is None else resolver.missing,
             steps=self._steps,
             whole=req.pic.whole,

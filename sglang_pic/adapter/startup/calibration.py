@@ -25,6 +25,7 @@ from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.core import CostModel, Path, Plan, Run
 from sglang_pic.core.costs import FEW_TOKENS, SEQUENCES, GapTimings, Timing, learn_costs
 from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import PoolKind
 
 _RUN = 8
 """Tokens of a run between two gaps."""
@@ -64,13 +65,15 @@ def calibrate(
     stopwatch = _Stopwatch(runner, splicer, tp_group, clock)
     row_len = int(runner.req_to_token_pool.req_to_token.shape[1])
     pool_len = int(runner.token_to_kv_pool_allocator.size)
+    longest = min(row_len, longest_borrowed(splicer.view, 2))
     with torch.no_grad():
         return learn_costs(
             stopwatch,
             max_tokens=min(max_tokens, row_len),
             max_rows=pool_len // 4,
             max_gaps=max_sequences,
-            max_context=min(row_len, longest_borrowed(splicer.view, 2), max_keys // SEQUENCES) - _MOST_TOKENS,
+            max_context=min(longest, max_keys // SEQUENCES) - _MOST_TOKENS,
+            max_absorbed=longest - _RUN if splicer.view.kind is PoolKind.MLA else 0,
         )
 
 
@@ -108,8 +111,11 @@ class _Stopwatch:
     tp_group: TpGroup | None
     clock: Callable[[], float]
 
-    def prefill(self, num_tokens: int) -> Timing:
-        """Run as for requests without splices."""
+    def prefill(self, num_tokens: int, context_len: int = 0) -> Timing:
+        """Run as for requests without splices, which read arbitrary rows as their context."""
+        if context_len:
+            with self._passes(context_len, num_tokens) as (compute, _):
+                return self._time(lambda: compute(None))
         input_ids = different_tokens(self.runner, num_tokens, self.splicer.view.device)
         return self._time(
             lambda: trial_forward(self.runner, trial_batch(self.runner, [num_tokens], input_ids=input_ids))
@@ -135,15 +141,22 @@ class _Stopwatch:
             around = self._time(lambda: prepare(one))
             return GapTimings(self._time(lambda: compute(one)), self._time(lambda: compute(many)), around)
 
-    def gap(self, num_tokens: int) -> Timing:
+    def gap(self, num_tokens: int, context_len: int = 0) -> Timing:
         """Run as for spliced requests."""
-        plan = Plan(prefix_len=0, end=_RUN + num_tokens, runs=(_run(0, _RUN),))
-        with self._passes(0, plan.end) as (compute, _):
+        total = _RUN + num_tokens
+        run = _run(context_len, context_len + _RUN)
+        plan = Plan(prefix_len=context_len, end=context_len + total, runs=(run,))
+        with self._passes(context_len, total) as (compute, _):
             return self._time(lambda: compute(plan))
 
     @contextmanager
-    def _passes(self, context_len: int, total: int) -> Iterator[tuple[Callable[[Plan], None], Callable[[Plan], None]]]:
-        """Two functions of a plan of `total` tokens after a context: one executes it, one does all but the pass."""
+    def _passes(
+        self, context_len: int, total: int
+    ) -> Iterator[tuple[Callable[[Plan | None], None], Callable[[Plan], None]]]:
+        """Two functions of a plan of `total` tokens after a context: one executes it, one does all but the pass.
+
+        Without a plan all of the tokens are computed.
+        """
         end = context_len + total
         row = self.runner.req_to_token_pool.req_to_token[PADDING_ROW]
         input_ids = different_tokens(self.runner, total, self.splicer.view.device)
@@ -164,9 +177,10 @@ class _Stopwatch:
                 pending = PendingSplice(plan, [Rows(donor[run.target_start : run.target_end]) for run in plan.runs])
                 return build_gap_batch([pending], [context_len], [total], [total], [row], input_ids.device)
 
-            def compute(plan: Plan) -> None:
+            def compute(plan: Plan | None) -> None:
                 batch = make_batch()
-                hand_over(batch, lay_out(plan))
+                if plan is not None:
+                    hand_over(batch, lay_out(plan))
                 trial_forward(self.runner, batch)
 
             made = make_batch()
