@@ -111,9 +111,10 @@ def report(cost: CostModel, context_len: int) -> None:
     token, gap_token = 1_000 * cost.token_context_us, 1_000 * cost.gap_token_context_us
     by_context = f" ({token:.3g} more for each 1,000 tokens before it, {gap_token:.3g} with gaps)" if gap_token else ""
     costs = (
-        f"a computed token takes {cost.computed_token_us:.3g} us{by_context}, a spliced one {cost.spliced_token_us:.3g}, a gap "
-        f"{cost.gap_us:.3g} and {1_000 * cost.gap_context_us:.3g} more for each 1,000 tokens before it, a splice "
-        f"{cost.request_us:.3g}, the shortest pass {cost.floor_us:.4g} and with gaps {cost.gap_floor_us:.4g}"
+        f"a computed token takes {cost.computed_token_us:.3g} us{by_context}, a spliced one "
+        f"{cost.spliced_token_us:.3g}, a gap {cost.gap_us:.3g} and {1_000 * cost.gap_context_us:.3g} more for each "
+        f"1,000 tokens before it, a splice {cost.request_us:.3g}, the shortest pass {cost.floor_us:.4g} and with gaps "
+        f"{cost.gap_floor_us:.4g}"
     )
     if cost.shortest_run(context_len) is None:
         logger.warning(
