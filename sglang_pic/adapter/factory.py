@@ -34,6 +34,7 @@ from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.features.tenants import Tenants
 from sglang_pic.adapter.features.window_rows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.probe.extend import on_forward_stream
 from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import agreed_time, check_alike, fault_group, serving_group
 from sglang_pic.adapter.serve import account, faults, forward, modes, publish, receive
@@ -126,8 +127,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
         return disaggregation.create_decode_cache(ctx, config.core, _make_modes(ctx, config))
     runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
     audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels))
-    path, drafts = _checked_path(ctx, audit, labels)
-    model = _read_model(ctx, config, path.splicer, drafts)
+    with on_forward_stream(runner):
+        path, drafts = _checked_path(ctx, audit, labels)
+        model = _read_model(ctx, config, path.splicer, drafts)
     # NOTE: a certificate may change the reuse policy; everything that reads the policy comes after this line.
     config, certificate = certified.certify(ctx, config, model.splicer, labels)
     load_loops()  # No request waits for the compiler.
@@ -144,9 +146,10 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     if mode == "prefill":
         disaggregation.install_sender()
     apply_hooks()
-    tested = run_self_test(
-        runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=planning.max_gaps, tp_group=ctx.tp_group
-    )
+    with on_forward_stream(runner):
+        tested = run_self_test(
+            runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=planning.max_gaps, tp_group=ctx.tp_group
+        )
     startup_metrics.export(tested, labels)
     log_result(tested, config)
     reports["self_test"] = lambda: tested
@@ -384,7 +387,8 @@ def _read_host(
     tree.host = HostTier(tree, token_bytes, window)
     tree.drafts = DraftsOnHost(drafts, ctx.params, group)
     if cost is not None:
-        fetched_us = calibrate_fetch(splicer, num_slots, ctx.tp_group)
+        with on_forward_stream(ctx.tp_worker.model_runner):
+            fetched_us = calibrate_fetch(splicer, num_slots, ctx.tp_group)
         cost = msgspec.structs.replace(cost, fetched_token_us=max(0.0, fetched_us - cost.spliced_token_us))
     return tree.host, cost
 

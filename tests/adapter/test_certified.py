@@ -81,7 +81,8 @@ def test_the_cache_is_made_with_the_settled_preset(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(factory, name, stub)
     monkeypatch.setattr(support, "prefix_only", lambda _: "")
     monkeypatch.setattr(certified, "certify", lambda *_: (settled, None))
-    worker = SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str="triton"))
+    fields = {"prefill_attention_backend_str": "triton", "device": "cpu", "forward_stream": torch.cpu.Stream()}
+    worker = SimpleNamespace(model_runner=SimpleNamespace(**fields))
     args = SimpleNamespace(enable_metrics=False, disaggregation_mode="null")
     with pytest.raises(Made) as made:
         factory.create_cache(SimpleNamespace(tp_worker=worker, server_args=args, tp_group=None, tp_rank=0))

@@ -74,7 +74,7 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
     from sglang_pic.adapter import factory
     from sglang_pic.config import PicConfig
 
-    runner = SimpleNamespace(prefill_attention_backend_str="triton")
+    runner = SimpleNamespace(prefill_attention_backend_str="triton", device="cpu", forward_stream=torch.cpu.Stream())
     nothing = SimpleNamespace(enable_metrics=False, disaggregation_mode="null")
 
     def work(rank: int, group: Any) -> str:

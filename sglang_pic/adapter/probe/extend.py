@@ -7,7 +7,8 @@ slots, its padding slot of the KV pool, so nothing is allocated.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,23 @@ from sglang_pic.errors import ContractError
 
 PADDING_ROW = 0
 """The row of the request pool that belongs to no request."""
+
+
+@contextmanager
+def on_forward_stream(runner: ModelRunner) -> Iterator[None]:
+    """Run start-up's passes on the stream of SGLang's own, after what is queued and before what follows.
+
+    Torch's allocator keeps freed memory for the stream that used it, and SGLang has sized its pools by then. At the end
+    all of it is given back: without overlap SGLang's passes run on another stream.
+    """
+    module, stream = torch.get_device_module(runner.device), runner.forward_stream
+    before = module.current_stream()
+    stream.wait_stream(before)
+    with module.stream(stream):
+        yield
+    before.wait_stream(stream)
+    if hasattr(module, "empty_cache"):  # A CPU has none.
+        module.empty_cache()
 
 
 def different_tokens(runner: ModelRunner, num_tokens: int, device: torch.device, *, first: int = 13) -> torch.Tensor:

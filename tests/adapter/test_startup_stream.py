@@ -1,0 +1,118 @@
+"""Start-up's passes run where SGLang's own will, so that the memory they leave to the allocator is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from sglang_pic.adapter import factory, server_info, support
+from sglang_pic.adapter.probe.extend import on_forward_stream
+from sglang_pic.adapter.serve import receive
+from sglang_pic.adapter.startup import startup_metrics
+from sglang_pic.config import PicConfig
+from sglang_pic.core import CostModel
+
+
+class Stream:
+    def __init__(self, name: str, device: Device) -> None:
+        self.name, self._device = name, device
+
+    def wait_stream(self, other: Stream) -> None:
+        self._device.events.append(f"{self.name} waits for {other.name}")
+
+
+class Device:
+    """A module like `torch.cuda` that notes what happens on which stream."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.current = Stream("default", self)
+
+    def current_stream(self) -> Stream:
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def empty_cache(self) -> None:
+        self.events.append("all is given back")
+
+    def run(self, what: str) -> Any:
+        """A stand-in for something that runs passes."""
+
+        def passes(*_: object, **__: object) -> Any:
+            self.events.append(f"{what} on {self.current.name}")
+            return MagicMock(cost=None)
+
+        return passes
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: made)
+    return made
+
+
+def around(*passes: str) -> list[str]:
+    inside = [f"{each} on forward" for each in passes]
+    return ["forward waits for default", *inside, "default waits for forward", "all is given back"]
+
+
+def test_every_pass_of_start_up_runs_on_the_forward_stream(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    runner = SimpleNamespace(device="cuda", forward_stream=Stream("forward", device))
+    ctx = MagicMock(tp_worker=SimpleNamespace(model_runner=runner), tp_group=None)
+    costs = CostModel(computed_token_us=3.0, spliced_token_us=0.1, gap_us=40.0)
+
+    def checked_path(*_: object) -> Any:
+        device.run("checks")()
+        return MagicMock(), []
+
+    def make_cache(*_: object) -> Any:
+        splicer = MagicMock(**{"view.index": (), "view.index_rows": (), "view.windows": None})
+        factory._read_host(ctx, MagicMock(), splicer, [], costs)
+        return MagicMock(**{"planning.cost": None})
+
+    for name, stub in {
+        "load_config": lambda: PicConfig(audit_rate=0),
+        "check_support": lambda *_: None,
+        "check_features": lambda _: (),
+        "warn_of_changes": lambda *_: None,
+        "disaggregation_mode": lambda _: "null",
+        "load_loops": lambda: True,
+        "apply_hooks": lambda: None,
+        "log_result": lambda *_: None,
+        "_labels": lambda _: None,
+        "_without_secrets": lambda config: config,
+        "_checked_path": checked_path,
+        "_read_model": device.run("calibration"),
+        "_make_cache": make_cache,
+        "run_self_test": device.run("self-test"),
+        **dict.fromkeys(("view_host_pool", "HostTier", "DraftsOnHost"), MagicMock()),
+        "calibrate_fetch": lambda *_: float(device.run("fetches")() is None),
+    }.items():
+        monkeypatch.setattr(factory, name, stub)
+    monkeypatch.setattr(support, "prefix_only", lambda _: "")
+    monkeypatch.setattr(factory.certified, "certify", lambda *_: (PicConfig(audit_rate=0), None))
+    for module, name in ((server_info, "install"), (receive, "install"), (startup_metrics, "export")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(factory, "get_parallel", lambda: SimpleNamespace(dp_rank=None))
+    factory.create_cache(ctx)
+    assert device.events == [*around("checks", "calibration"), *around("fetches"), *around("self-test")]
+
+
+def test_a_cpu_has_one_stream_and_no_cache() -> None:
+    runner: Any = SimpleNamespace(device="cpu", forward_stream=torch.cpu.Stream())
+    before = torch.cpu.current_stream()
+    with on_forward_stream(runner):
+        assert torch.cpu.current_stream() is runner.forward_stream
+    assert torch.cpu.current_stream() is before
