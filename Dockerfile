@@ -55,3 +55,5 @@ RUN pip freeze | sort > /tmp/before \
     && if [ -n "$(comm -23 /tmp/before /tmp/after)" ]; then comm -3 /tmp/before /tmp/after; exit 1; fi \
     && sglang-pic --version \
     && rm -r /tmp/dist /tmp/before /tmp/after
+# Plans' loops, for processors like that of the build, and for the superuser: whoever else starts a server compiles once.
+RUN python3 -c "from sglang_pic.core import load_loops; assert load_loops()"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeVar, cast
 
@@ -50,6 +53,7 @@ def load_loops() -> bool:
 
     A server calls this at start-up, so that no request waits; elsewhere the first call of a loop does. numba's cache is
     in `NUMBA_CACHE_DIR`, else in `__pycache__` beside the loops or, if that is read-only, in the user's cache folder.
+    Processes that share it compile each loop once.
 
     Raises:
         ValueError: the environment variable `SGLANG_PIC_LOOPS` is neither `auto` nor `python`.
@@ -69,6 +73,21 @@ def load_loops() -> bool:
     for name, plain in PLAIN.items():
         plain.__globals__[name] = plain
     return False
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes from what they do with the same file; the system frees it if this one ends.
+
+    Ranks start together: one compiles a loop, the others find it in numba's cache. Without locks each compiles.
+    """
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        except OSError as error:
+            logger.debug("sglang_pic: processes compile loops side by side: %s", error)
+        yield
 
 
 def _compiler() -> Callable[[FunctionType, str], Callable[..., Any]]:
@@ -92,7 +111,9 @@ def _compiler() -> Callable[[FunctionType, str], Callable[..., Any]]:
             return njit(error_model="numpy", inline="always")(plain)
         signature = tuple(letters[letter] for letter in parameters)
         try:
-            return njit(signature, error_model="numpy", cache=True)(plain)
+            folder = njit(error_model="numpy", cache=True)(plain).stats.cache_path
+            with _alone(Path(folder, f"{plain.__name__}.lock")):
+                return njit(signature, error_model="numpy", cache=True)(plain)
         except RuntimeError as error:
             logger.warning(
                 "sglang_pic: each start compiles for seconds (%s); set NUMBA_CACHE_DIR to a folder that keeps it.",

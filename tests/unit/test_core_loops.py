@@ -156,10 +156,9 @@ print(sum(one.total.stats.cache_hits.values()))
 """
 
 
-@compiled
-def test_the_cache_needs_no_writable_package(tmp_path: Path) -> None:
-    """Where a package's folder cannot be written to the user's cache folder has what was compiled."""
-    package = tmp_path / "package"
+def make_package(folder: Path) -> Path:
+    """A package of one loop."""
+    package = folder / "package"
     package.mkdir()
     source = [
         "import numpy as np",
@@ -168,6 +167,21 @@ def test_the_cache_needs_no_writable_package(tmp_path: Path) -> None:
         "def total(a): return a.sum()",
     ]
     (package / "one.py").write_text("\n".join(source))
+    return package
+
+
+@compiled
+def test_ranks_that_start_together_compile_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ONE_LOOP, str(make_package(tmp_path))]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    ranks = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert sorted(rank.communicate(timeout=120)[0] for rank in ranks) == ["0\n", "1\n", "1\n"]
+
+
+@compiled
+def test_the_cache_needs_no_writable_package(tmp_path: Path) -> None:
+    """Where a package's folder cannot be written to the user's cache folder has what was compiled."""
+    package = make_package(tmp_path)
     # For the superuser no folder is read-only; this one cannot be made.
     (package / "__pycache__").write_text("")
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
