@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.metadata import requires
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -539,7 +540,9 @@ def test_the_matrix_names_the_versions_that_are_pinned() -> None:
     pins = dict(line.split("==") for line in (ROOT / "requirements-cpu.txt").read_text().split() if "==" in line)
     torch = re.search(r"^TORCH_VERSION := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert torch is not None
+    (brought,) = (each.removeprefix("torch==") for each in requires("sglang") or () if each.startswith("torch=="))
     for area, what in (
+        (Area.PACKAGE, f"torch {brought}"),
         (Area.PACKAGE, f"triton {pins['triton']}"),
         (Area.PACKAGE, f"torch {torch[1]}"),
         *((Area.SGLANG, version) for version in known_versions()),

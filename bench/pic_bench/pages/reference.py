@@ -1,4 +1,4 @@
-"""Writes the tables of `REFERENCE.md` and `CLI.md`, the line on features of `OPERATE.md` and the board, from the code.
+"""Writes the tables of `REFERENCE.md` and `CLI.md`, versions and features of `OPERATE.md` and the board, from the code.
 
 `python -m pic_bench.pages.reference` (`make reference`). The text around the tables stands in the page itself.
 """
@@ -27,6 +27,7 @@ from sglang_pic.adapter.metrics import Metric
 from sglang_pic.adapter.serve import account, faults, forward, modes, planning, publish
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
+from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Level, Support
 from sglang_pic.cli import EXIT_INTERRUPTED, EXIT_USAGE, VERBS, exits_of, parser_of
@@ -37,6 +38,7 @@ from sglang_pic.page_tables import fill_in, table
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")
 CLI: Final = PAGE.with_name("CLI.md")
+_ROOT: Final = PAGE.parent.parent
 _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
 METRICS: Final = (
@@ -137,6 +139,25 @@ def _support() -> str:
     return "\n".join(parts)
 
 
+def _versions() -> str:
+    """What the tests passed with: the pinned packages, and those that pip brings, by the changelog (`make tested`)."""
+    row = _only("CHANGELOG.md", rf"^\| ({re.escape(BUILT_FOR)} with all its packages \|.*) \|$").split(" | ")
+    _, _, passed, failed, skipped, on = row
+    torch, triton = _only("Makefile", r"^TORCH_VERSION := (.+)$"), _only("requirements-cpu.txt", r"^triton==(.+)$")
+    brought = _only("CHANGELOG.md", r"^\*With all its packages\*: (torch \S+, triton \S+) ")
+    rows = [
+        (f"torch {torch}, triton {triton}", "all, with every commit"),
+        (f"{brought}: what pip brings", f"{int(passed):,}; {failed} failed, {skipped} skipped ({on})"),
+    ]
+    return table((f"SGLang {BUILT_FOR} with", "tests that passed"), rows)
+
+
+def _only(name: str, pattern: str) -> str:
+    """The group of the one place in a file of the repository that a pattern fits."""
+    (found,) = re.findall(pattern, (_ROOT / name).read_text("utf8"), re.MULTILINE)
+    return str(found)
+
+
 def _features() -> str:
     """The entries of the matrix that limit users of stock SGLang, in a few lines for OPERATE.md."""
     named: dict[Level, dict[str, None]] = {level: {} for level in Level}
@@ -217,6 +238,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "labels": _labels,
     "reasons": _reasons,
     "support": _support,
+    "versions": _versions,
     "features": _features,
     "exits": _exits,
     "verbs": _verbs,
