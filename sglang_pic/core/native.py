@@ -112,6 +112,7 @@ def _compiler() -> Callable[[FunctionType, str], Callable[..., Any]]:
         signature = tuple(letters[letter] for letter in parameters)
         try:
             folder = njit(error_model="numpy", cache=True)(plain).stats.cache_path
+            assert folder is not None, "it has a cache"
             with _alone(Path(folder, f"{plain.__name__}.lock")):
                 return njit(signature, error_model="numpy", cache=True)(plain)
         except RuntimeError as error:

@@ -283,10 +283,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """`num_reads` of the computed tokens."""
         return num_reads(self.gaps)
 
-    @property
-    def spliced_reads(self) -> int:
-        """`num_reads` of the spliced tokens."""
-        return num_reads((run.target_start, run.target_end) for run in self.runs)
+    def saved_us(self, cost: CostModel, *, num_fetched: int, num_before: int = 0, reads_before: int = 0) -> float:
+        """What `cost.request_saves` says of it."""
+        return cost.request_saves(
+            num_computed=self.num_computed,
+            num_spliced=self.num_spliced,
+            gap_starts=self.added_gap_starts,
+            num_before=num_before,
+            num_fetched=num_fetched,
+            computed_reads=self.computed_reads,
+            spliced_reads=num_reads((run.target_start, run.target_end) for run in self.runs),
+            reads_before=reads_before,
+        )
 
     def cut(self, budget: int, *, most: int | None = None, page_size: int = 1, whole: Sequence[Span] = ()) -> int:
         """The last position where a prefill chunk of at most `budget` computed tokens may end.

@@ -158,17 +158,9 @@ class Planner:
         cost = self._options.cost
         if cost is None:
             return True
-        saved_us = cost.request_saves(
-            num_computed=plan.num_computed,
-            num_spliced=plan.num_spliced,
-            gap_starts=plan.added_gap_starts,
-            num_before=self._options.num_before,
-            num_fetched=sum(map(self._num_to_fetch, plan.runs)),
-            computed_reads=plan.computed_reads,
-            spliced_reads=plan.spliced_reads,
-            reads_before=self._options.reads_before,
-        )
-        return saved_us > 0
+        num_fetched, options = sum(map(self._num_to_fetch, plan.runs)), self._options
+        before = {"num_before": options.num_before, "reads_before": options.reads_before}
+        return plan.saved_us(cost, num_fetched=num_fetched, **before) > 0
 
     def _num_to_fetch(self, run: Run) -> int:
         """How many rows of a resolved run are on the host."""

@@ -166,16 +166,8 @@ class Accounting:
         saved_us = 0.0
         if plan is not None and plan.runs:
             if cost is not None:
-                saved = cost.request_saves(
-                    num_computed=computed,
-                    num_spliced=num_spliced,
-                    gap_starts=plan.added_gap_starts,
-                    num_fetched=num_fetched,
-                    computed_reads=plan.computed_reads,
-                    spliced_reads=plan.spliced_reads,
-                )
                 # Below 0 only if other requests shared the pass.
-                saved_us = max(0.0, saved)
+                saved_us = max(0.0, plan.saved_us(cost, num_fetched=num_fetched))
             self._series.add(SAVED, saved_us / 1e6)
             self._series.add(RUNS, len(plan.runs))
             self._series.add(SPLICED)

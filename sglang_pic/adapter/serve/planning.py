@@ -167,13 +167,7 @@ class Planning:
         return TreeResolver(tree, self._index.names, self._host, self._windows, media=self.media)
 
     def _options(
-        self,
-        req: Req,
-        policy: ReusePolicy,
-        resolver: TreeResolver,
-        max_gaps: int,
-        num_before: int = 0,
-        reads_before: int = 0,
+        self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int, reads_before: int
     ) -> PlanOptions:
         options = PlanOptions(
             policy=policy,
