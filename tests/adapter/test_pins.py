@@ -281,7 +281,8 @@ def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
         return AddReqResult.CONTINUE if fits else AddReqResult.NO_TOKEN
 
     monkeypatch.setattr(PrefillAdder, "add_one_req", add)
-    planning = SimpleNamespace(plan=lambda *_, **__: None, max_sequences=64, max_keys=1 << 24, place_waits=False)
+    limits = {"max_sequences": 64, "max_keys": 1 << 24, "max_extend": None}
+    planning = SimpleNamespace(plan=lambda *_, **__: None, **limits, place_waits=False)
     server.tree.planning = planning  # type: ignore[assignment]
     made = adder(None, server.tree, running=(request([1]),) * num_running)  # type: ignore[arg-type]
     result = made.add_one_req(request([1]), False, None)

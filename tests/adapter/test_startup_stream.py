@@ -1,4 +1,5 @@
-"""Start-up's passes run where SGLang's own will, so that the memory they leave to the allocator is used again."""
+"""Start-up's passes run where SGLang's own will, so that the memory they leave to the allocator is used again, and what
+start-up bounds by the server's chunks."""
 
 from __future__ import annotations
 
@@ -108,6 +109,15 @@ def test_every_pass_of_start_up_runs_on_the_forward_stream(monkeypatch: pytest.M
     monkeypatch.setattr(factory, "get_parallel", lambda: SimpleNamespace(dp_rank=None))
     factory.create_cache(ctx)
     assert device.events == [*around("checks", "calibration"), *around("fetches"), *around("self-test")]
+
+
+def test_a_batch_is_bounded_where_a_draft_gets_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def most(chunk: int | None, *, is_multimodal: bool) -> int | None:
+        monkeypatch.setattr(factory, "get_schedule", lambda: SimpleNamespace(chunked_prefill_size=chunk))
+        return factory._max_extend(MagicMock(**{"model_config.is_multimodal": is_multimodal}))
+
+    assert (most(8_192, is_multimodal=True), most(8_192, is_multimodal=False)) == (16_384, None)
+    assert {most(chunk, is_multimodal=True) for chunk in (None, -1)} == {None}, "SGLang does not cut prompts either"
 
 
 def test_a_cpu_has_one_stream_and_no_cache() -> None:
