@@ -147,7 +147,7 @@ def request(plan: Plan | None, end: int = 0, no_token: int = 0, **fields: Any) -
     """SGLang's request as far as admission reads it; it goes by place where `fields` say so."""
     end = plan.end if plan else end
     ids = range(end)
-    return builders.request(ids, full_untruncated_fill_ids=ids or [0], plan=plan, end=end, no_token=no_token, **fields)
+    return builders.request(ids, full_untruncated_fill_ids=ids, plan=plan, end=end, no_token=no_token, **fields)
 
 
 def select(made: Any, req: Any, *, has_chunked_req: bool = False, align: int | None = None) -> Any:
@@ -250,6 +250,8 @@ def test_a_gap_batch_has_a_bounded_number_of_keys(admitting: None) -> None:
     assert made.add_one_req(request(plan(400, (40, 100))), False, None) is AddReqResult.CONTINUE
     assert cache.asked[-1][1] == 3
     made = adder(None, cache)
+    assert made.add_one_req(request(None, end=0), False, None) is AddReqResult.CONTINUE, "SGLang judges such a prompt"
+    assert cache.asked[-1][1] == 64
     for _ in range(12):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
 

@@ -157,10 +157,18 @@ _ENDPOINTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "/v1/completions": lambda text: {"model": "m", "prompt": text, "max_tokens": 1},
     "/v1/messages": lambda text: {"model": "m", "messages": _user(text), "max_tokens": 1},
     "/v1/responses": lambda text: {"input": text, "max_output_tokens": 8, "store": False},
+    "/v1/score": lambda text: {"model": "m", "query": text, "items": [" one"], "label_token_ids": [500, 600]},
+    "/v1/decisions": lambda text: {"input": text, "questions": [{"id": "q", "type": "yes_no", "question": "Is it?"}]},
+    "/invocations": lambda text: {"model": "m", "messages": _user(text), "max_tokens": 1},
+    "/vertex_generate": lambda text: {
+        "instances": [{"text": text}],
+        "parameters": {"sampling_params": {"max_new_tokens": 1}},
+    },
     "/api/chat": lambda text: {"model": "m", "messages": _user(text), "options": {"num_predict": 1}},
     "/api/generate": lambda text: {"model": "m", "prompt": text, "options": {"num_predict": 1}},
 }
 """A body of each endpoint that generates."""
+_NOT_STREAMED = ("/v1/score", "/v1/decisions")
 
 
 @pytest.mark.parametrize("path", _ENDPOINTS)
@@ -170,7 +178,7 @@ def test_headers_keep_tenants_apart_and_opt_out_on_every_endpoint(client: Client
 
     def spliced(beginning: str, headers: dict[str, str], *, stream: bool = False) -> float:
         before = client.counters()
-        status, _ = _post(client, path, {**_ENDPOINTS[path](beginning + _BODY), "stream": stream}, headers)
+        status, _ = _post(client, path, _streamed(path, _ENDPOINTS[path](beginning + _BODY), stream), headers)
         assert status == 200
         wait_until(lambda: client.grown(before)["prompt_tokens"] > 0)
         return client.grown(before)["tokens:chunk"]
@@ -181,10 +189,10 @@ def test_headers_keep_tenants_apart_and_opt_out_on_every_endpoint(client: Client
     assert spliced("It is late at night already. ", other) == 0
     assert spliced("A new day begins with the first light. ", tenant | {"x-pic-mode": "off"}) == 0
     for stream in (False, True):
-        body = {**_ENDPOINTS[path]("a"), "stream": stream}
-        for headers in ({"x-pic-mode": "maybe"}, {"x-pic-salt": "two words"}):
+        body = _streamed(path, _ENDPOINTS[path]("a"), stream)
+        for headers in ({"x-pic-mode": "maybe"}, {"x-pic-salt": "two words"}, {"x-request-id-pic-slat": "a"}):
             status, answer = _post(client, path, body, headers)
-            assert (status, "header x-pic-" in answer) == (400, True)
+            assert (status, "header" in answer, "x-pic-" in answer) == (400, True, True)
 
 
 def test_what_cannot_be_read_is_refused_before_a_stream_begins_and_in_a_short_line(client: Client) -> None:
@@ -193,13 +201,40 @@ def test_what_cannot_be_read_is_refused_before_a_stream_begins_and_in_a_short_li
         ({"extra_key": KEY_MARK + "a" * 2_000_000}, {}, "extra_key="),
         ({"cache_salt": "theirs"}, {"x-pic-salt": "mine"}, "x-pic-salt"),
         ({"sampling_params": {"custom_params": {"pic": {"mode": "auto"}}}}, {"x-pic-mode": "off"}, "x-pic-mode='off'"),
+        ({"sampling_params": [{"max_new_tokens": 1}]}, {}, "must be an object"),
+        ({"text": ["a"] * 2, "sampling_params": [{}, {"custom_params": {"pic": 1}}]}, {"x-pic-mode": "off"}, "pic=1"),
     ]
+    salt, key = {"cache_salt": "theirs"}, {"extra_key": KEY_MARK + "a"}
+    elsewhere = [(path, body) for path in ("/v1/responses", "/v1/completions", "/invocations") for body in (salt, key)]
     for stream in (False, True):
         for body, headers, named in bad:
             status, answer = _post(client, "/generate", {"text": "a", "stream": stream, **body}, headers)
             assert (status, named in answer, len(answer) < 400) == (400, True, True)
-    status, answer = _post(client, "/generate", {"text": "a", "sampling_params": [{"max_new_tokens": 1}]}, {})
-    assert (status, "must be an object" in answer) == (400, True)
+        for path, body in elsewhere:
+            whole = {**_streamed(path, _ENDPOINTS[path]("a"), stream), **body}
+            status, answer = _post(client, path, whole, {"x-pic-salt": "mine"})
+            assert (status, "x-pic-salt" in answer or "extra_key=" in answer) == (400, True)
+
+
+def test_an_empty_prompt_is_refused_and_the_server_lives(client: Client) -> None:
+    """SGLang 0.5.23 itself ends with an error at one."""
+    for stream in (False, True):
+        for body in (
+            {"text": ""},
+            {"text": ["a", ""]},
+            {"input_ids": []},
+            {"input_ids": [[]]},
+            {"input_ids": [[5], []]},
+        ):
+            status, answer = _post(client, "/generate", {**body, "stream": stream}, {})
+            assert (status, "has no tokens" in answer) == (400, True)
+        vertex = {"instances": [{"text": "a"}, {"text": ""}], "parameters": {"stream": stream}}
+        assert _post(client, "/vertex_generate", vertex, {})[0] == 400
+        assert _post(client, "/v1/completions", {"model": "m", "prompt": "", "stream": stream}, {})[0] == 400
+    for query, item in (("", ""), ([], [])):
+        body = {"model": "m", "query": query, "items": [item], "label_token_ids": [5]}
+        assert _post(client, "/v1/score", body, {})[0] == 400
+    assert client.generate(random_tokens(160, 40)).prompt_tokens == 40
 
 
 def test_a_running_server_is_switched_off_and_on(client: Client) -> None:
@@ -225,6 +260,13 @@ def test_a_running_server_is_switched_off_and_on(client: Client) -> None:
 
 def _user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def _streamed(path: str, body: dict[str, Any], stream: bool) -> dict[str, Any]:
+    """The body with `stream`, where the endpoint has it."""
+    if path == "/vertex_generate":
+        return {**body, "parameters": {**body["parameters"], "stream": stream}}
+    return body if path in _NOT_STREAMED else {**body, "stream": stream}
 
 
 def _post(client: Client, path: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, str]:

@@ -103,6 +103,10 @@ def test_headers_are_options_of_any_request() -> None:
         ([("x-pic-salt", "s" * 257)], "header x-pic-salt='sss"),
         ([("x-pic-mode", "off"), ("x-request-id-pic-mode", "off")], "header x-pic-mode: sent 2 times"),
         ([("x-pic-salt", "theirs"), ("x-pic-salt", "mine")], "header x-pic-salt: sent 2 times"),
+        ([("x-pic-slat", "mine")], "header 'x-pic-slat': unknown; x-pic-salt is the nearest of"),
+        ([("x-pic-salt", "mine"), ("x-request-id-pic-modes", "off")], "unknown; x-pic-mode is the nearest of"),
+        ([("x_pic_salt", "mine")], "unknown; x-pic-salt is the nearest of"),
+        ([("x-pic-" + "x" * 70_000, "mine")], "header 'x-pic-xxx"),
     ],
 )
 def test_bad_headers_are_named(headers: list[tuple[str, str]], named: str) -> None:

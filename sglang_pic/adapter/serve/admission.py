@@ -249,7 +249,7 @@ class PicPrefillAdder(PrefillAdder):
 
     def _room_for(self, req: Req) -> int:
         """How many virtual sequences of a request the batch can take, with at most `max_keys` keys."""
-        longest = max(self.longest, len(req.full_untruncated_fill_ids))
+        longest = max(1, self.longest, len(req.full_untruncated_fill_ids))
         return min(self._free_sequences, self.tree_cache.planning.max_keys // longest - self.num_sequences)
 
     @contextmanager

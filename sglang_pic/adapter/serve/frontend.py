@@ -1,4 +1,4 @@
-"""The hooks on SGLang's front end: options in headers, HTTP 400 for bad ones, spliced tokens in responses and spans.
+"""The hooks on SGLang's front end: options in headers, HTTP 400 for bad requests, spliced tokens in responses.
 
 They are installed in every process before the server's arguments are parsed, and do nothing unless the server runs the
 backend `pic`. The HTTP server's hooks are installed in processes that have one: when they make their tokenizer manager,
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_pic.adapter.namespace import KEY_MARK
@@ -47,29 +50,64 @@ def install_http() -> None:
     from sglang_pic.adapter.sglang.contract import HTTP, check_contract
 
     check_contract(HTTP)
-    hook(__name__, "serve_generate_request", _serve_generate)
     apply_hooks()
-    http_server.app.add_middleware(HeaderCheck)
+    http_server.app.add_middleware(Refusals)
     _allow_extra_fields()
 
 
-class HeaderCheck:
-    """The ASGI middleware that answers HTTP 400 to invalid headers, before a stream begins."""
+@dataclass(slots=True)
+class _Judged:
+    """What the hooks found out about a request that an HTTP server is answering."""
+
+    is_admitted: bool = False
+    """Whether a prompt of the request has passed the checks."""
+    refusal: ConfigError | None = None
+
+
+_JUDGED: ContextVar[_Judged | None] = ContextVar("judged", default=None)
+"""The request that this task answers; `None` outside an HTTP server."""
+
+
+class Refusals:
+    """The ASGI middleware that answers HTTP 400 to requests that the plugin refuses.
+
+    SGLang answers 200 to some streams before it has checked them, and sends a refusal as an event. So what it sends
+    before a prompt has passed the checks is kept back until then, or until the answer is complete.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer HTTP 400, or call the application."""
-        answer = self._app
-        if scope["type"] == "http":
-            from starlette.datastructures import Headers
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        from starlette.datastructures import Headers
 
-            try:
-                headers.read(Headers(scope=scope))
-            except ConfigError as error:
-                answer = _refusal(error)
-        await answer(scope, receive, send)
+        try:
+            headers.read(Headers(scope=scope))
+        except ConfigError as error:
+            await _refusal(error)(scope, receive, send)
+            return
+        judged, kept, is_refused = _Judged(), [], False
+        _JUDGED.set(judged)
+
+        async def send_judged(message: Any) -> None:
+            nonlocal is_refused
+            if is_refused:
+                return
+            kept.append(message)
+            # An answer that has begun, or that SGLang refuses itself, stays as it is.
+            if judged.refusal is not None and kept[0].get("status") == 200:
+                is_refused = True
+                await _refusal(judged.refusal)(scope, receive, send)
+            elif judged.is_admitted or not message.get("more_body", message is kept[0]):
+                for each in kept:
+                    await send(each)
+                kept.clear()
+
+        await self._app(scope, receive, send_judged)
 
 
 def _refusal(error: ConfigError) -> Any:
@@ -77,6 +115,17 @@ def _refusal(error: ConfigError) -> Any:
 
     message = {"message": str(error), "type": "invalid_request_error", "code": 400}
     return JSONResponse({"error": message}, status_code=400)
+
+
+@contextmanager
+def _judging() -> Iterator[None]:
+    """Let `Refusals` know of a refusal."""
+    try:
+        yield
+    except ConfigError as error:
+        if (judged := _JUDGED.get()) is not None:
+            judged.refusal = error
+        raise
 
 
 def _with_http_server(_: None, _manager: object, server_args: Any, *args: object, **kwargs: object) -> None:
@@ -96,32 +145,32 @@ def _is_ours(server_args: Any) -> bool:
     return bool(server_args.radix_cache_backend == BACKEND_NAME)
 
 
-async def _serve_generate(original: Callable[..., Awaitable[Any]], obj: Any, request: Any) -> Any:
-    """Answer HTTP 400 to streams with bad options too: SGLang checks these after it has answered 200."""
-    try:
-        if obj.stream:
-            headers.put(headers.read(request.headers), obj)
-            params, keys, hints = obj.sampling_params, obj.extra_key, obj.kv_hints
-            for each in params if isinstance(params, list) else [params]:
-                _check(each, None)
-            for each in hints if isinstance(hints, list) else [hints]:
-                _check(params if isinstance(params, Mapping) else None, None, each)
-            for key in keys if isinstance(keys, list) else [keys]:
-                _check(None, key)
-    except ConfigError as error:
-        return _refusal(error)
-    return await original(obj, request)
-
-
 def _take_headers(manager: Any, obj: Any, request: Any = None) -> None:
     found: Any = getattr(request, "headers", None)
     if hasattr(found, "getlist") and hasattr(obj, "cache_salt") and _is_ours(manager.server_args):
-        headers.put(headers.read(found), obj)
+        with _judging():
+            _refuse_empty(obj, obj.input_ids)
+            headers.put(headers.read(found), obj)
 
 
-def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
-    if _is_ours(manager.server_args):
+def _validate(manager: Any, obj: Any, input_ids: Sequence[int] | None = None) -> None:
+    if not _is_ours(manager.server_args):
+        return
+    with _judging():
+        _refuse_empty(obj, input_ids)
         _check(*(getattr(obj, name, None) for name in ("sampling_params", "extra_key", "kv_hints")))
+    if (judged := _JUDGED.get()) is not None:
+        judged.is_admitted = True
+
+
+def _refuse_empty(obj: Any, input_ids: Sequence[object] | None) -> None:
+    """Raise a `ConfigError` for a prompt without tokens, at which SGLang 0.5.23 ends with an error.
+
+    Those of media and of a session are added later.
+    """
+    has_others = any(getattr(obj, name, None) is not None for name in ("input_embeds", "session_params"))
+    if input_ids is not None and len(input_ids) == 0 and not has_others and not obj.contains_mm_input():
+        raise ConfigError("the prompt has no tokens; send a text or token ids.")
 
 
 def _check(sampling_params: Any, extra_key: object, kv_hints: object = None) -> None:

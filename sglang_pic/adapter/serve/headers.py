@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from sglang_pic.adapter.serve.options import INTEGERS, parse_options, shown
@@ -18,11 +19,14 @@ SALT: Final = "x-pic-salt"
 THROUGH_GATEWAYS: Final = "x-request-id-pic-"
 """Replaces `x-pic-` in headers through SGLang's gateways, which forward only headers of request ids."""
 
+_PREFIX: Final = "x-pic-"
 _VALID_SALT = re.compile(r"[!-~]{1,256}")
 
 
 class Headers(Protocol):
     """Starlette's headers."""
+
+    def __iter__(self) -> Iterator[str]: ...
 
     def getlist(self, key: str) -> Sequence[str]: ...
 
@@ -38,11 +42,13 @@ def read(headers: Headers) -> Asked:
     """Read and check the headers.
 
     Raises:
-        ConfigError: a header was sent twice, or its value is not allowed.
+        ConfigError: a header was sent twice, its value is not allowed, or its name begins as ours and is unknown.
     """
     found = {}
+    for name in headers:
+        _refuse_unknown(name)
     for name in (*OPTIONS, SALT):
-        values = [*headers.getlist(name), *headers.getlist(name.replace("x-pic-", THROUGH_GATEWAYS))]
+        values = [*headers.getlist(name), *headers.getlist(name.replace(_PREFIX, THROUGH_GATEWAYS))]
         # A client and a gateway may both send it.
         if len(values) > 1:
             raise ConfigError(f"header {name}: sent {len(values)} times; send it once.")
@@ -77,6 +83,15 @@ def put(asked: Asked, request: Any) -> None:
         several = isinstance(params, list)
         merged = [_merged(asked.options, each) for each in (params if several else [params])]
         request.sampling_params = merged if several else merged[0]
+
+
+def _refuse_unknown(name: str) -> None:
+    """Raise a `ConfigError` for a name like ours: with a misspelt salt, tenants would share a namespace."""
+    plain = name.replace("_", "-").replace(THROUGH_GATEWAYS, _PREFIX)
+    known = [SALT, *OPTIONS]
+    if plain.startswith(_PREFIX) and (plain not in known or "_" in name):
+        (nearest,) = difflib.get_close_matches(plain[:64], known, n=1, cutoff=0)
+        raise ConfigError(f"header {shown(name)}: unknown; {nearest} is the nearest of {', '.join(known)}; correct it.")
 
 
 def _value(option: str, text: str) -> str | int:
