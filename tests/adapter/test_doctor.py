@@ -195,11 +195,19 @@ def answers(
         "no tokenizer": on("h100", without_tokenizer),
         "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192), "--enable-mixed-chunk"),
     }
+    cases |= {f"odd {key}": on("h100", without_weights("tiny-gqa", **{key: value})) for key, value in ODD.items()}
     cases |= {place: on("h100", gqa, *flags, config=config) for place, (flags, config) in servers().items()}
     others = _WITHOUT_MODEL | without_splices(folder) | as_typed(folder, gqa)
     return fresh.submit(ask, others | cases).result(280)
 
 
+ODD: dict[str, object] = {
+    "quantization_config": [1],
+    "rope_parameters": ["a"],
+    "architectures": None,
+    "max_position_embeddings": None,
+}
+"""Keys of a configuration, and values that SGLang or transformers stumble over."""
 SERVED = {
     "hopper": {"LlamaForCausalLM", "RotaryEmbedding", "rows of bfloat16", "pages of 1", "tensor parallelism of 1"},
     "windows": {"GptOssForCausalLM", "YaRNScalingRotaryEmbedding", "sliding windows in a pool of their own"},
@@ -431,6 +439,16 @@ def test_a_refusal_of_sglangs_is_one_line_and_a_failed_check(answers: dict[str, 
     (said,) = answers["sglang"].found["refused"]
     assert answers["sglang"].code == 1
     assert re.fullmatch(r"SGLang itself refuses these arguments: --cp-strategy must be set .*", said)
+
+
+@pytest.mark.parametrize("key", ODD)
+def test_a_configuration_that_cannot_be_used_is_one_line_and_a_failed_check(
+    key: str, answers: dict[str, Answer]
+) -> None:
+    answer = answers[f"odd {key}"]
+    (said,) = answer.found["refused"]
+    assert (answer.code, "Traceback" in answer.err, "\n" in said) == (1, False, False)
+    assert re.match(r"the configuration of '.*tiny-gqa-\d+' cannot be used: \w+Error: ", said)
 
 
 @pytest.mark.parametrize(

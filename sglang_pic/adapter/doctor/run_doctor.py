@@ -8,6 +8,7 @@ import sys
 from unittest.mock import patch
 
 from sglang_pic.adapter.doctor.cards import CARDS
+from sglang_pic.adapter.doctor.model_folder import check_model
 from sglang_pic.arguments import collect_after_dashes
 from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     """Print what was found; 0 when a server would splice, 1 when it would not start, 3 when it would be prefix only.
 
     Raises:
-        ConfigError: the plugin's configuration is not allowed, the model cannot be read, or a flag is none of SGLang's.
+        ConfigError: the plugin's configuration is not allowed, there is no such model, or a flag is none of SGLang's.
+        UnsupportedError: the model's configuration cannot be read.
     """
     if args.families:
         return _run_families(args)
@@ -88,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     # Before torch and SGLang are imported, which takes long.
     with patch.dict(os.environ, dict(args.env)):
         load_config()
+    if args.model is not None:
+        check_model(args.model)
     from sglang_pic.adapter.doctor.examine import examine
     from sglang_pic.adapter.doctor.findings import render, to_json
 

@@ -8,7 +8,6 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -16,11 +15,12 @@ from unittest.mock import patch
 import torch
 
 from sglang_pic.adapter.doctor.cards import pretend
+from sglang_pic.adapter.doctor.model_folder import check_model
 from sglang_pic.adapter.doctor.old_flags import renewed
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
 from sglang_pic.adapter.sglang.contract import installed_version
 from sglang_pic.adapter.support import prefill_backend
-from sglang_pic.errors import ConfigError, UnsupportedError
+from sglang_pic.errors import ConfigError, PicError, UnsupportedError
 
 
 class Resolved(NamedTuple):
@@ -63,9 +63,10 @@ def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Iterator[R
 
     Raises:
         ConfigError: there is no such model, or a flag is none of SGLang's.
-        UnsupportedError: SGLang itself refuses the arguments, or it does not know the plugin.
+        UnsupportedError: SGLang itself refuses the arguments, cannot use the model's configuration, here or in the
+            context, or does not know the plugin.
     """
-    _check_model(model)
+    check_model(model)
     with pretend(card), _quiet(), patch.dict(os.environ):
         from sglang.srt.plugins import load_plugins
 
@@ -80,18 +81,14 @@ def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Iterator[R
             )
         device = ["--device", "cuda"] if card is not None else []
         args = _parse(["--model-path", model, "--radix-cache-backend", BACKEND_NAME, *device, *flags])
-        yield _read(args)
-
-
-def _check_model(model: str) -> None:
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"model={model!r}: the folder has no config.json; name the folder of a checkpoint.")
-    elif model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ConfigError(
-            f"model={model!r}: no such folder; name the folder of a checkpoint, or owner/name on the hub."
-        )
+        try:
+            yield _read(args)
+        except PicError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())
+            config = f"the configuration of {model!r} cannot be used: {type(error).__name__}: {text}"
+            raise UnsupportedError(f"{config}; name another checkpoint.") from error
 
 
 def _parse(argv: list[str]) -> Any:
