@@ -5,6 +5,7 @@ A folder's kind is in its config.json. Files that no run writes are never delete
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ from typing import NamedTuple, TypeVar, cast
 import msgspec
 
 from sglang_pic.errors import BenchError, ConfigError
+from sglang_pic.output import write_whole
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -49,7 +51,7 @@ def claim_folder(folder: Path, run: RunKind, *, force: bool, flags: str = "--for
     Raises:
         ConfigError: `folder` is a file, holds anything else, or holds an earlier run and `force` is not given.
     """
-    if folder.exists() and not folder.is_dir():
+    if os.path.lexists(folder) and not folder.is_dir():
         raise ConfigError(f"--out {str(folder)!r} is a file; give a folder that does not exist or is empty.")
     if folder.is_dir() and any(folder.iterdir()):
         if not holds_run(folder, run):
@@ -59,8 +61,9 @@ def claim_folder(folder: Path, run: RunKind, *, force: bool, flags: str = "--for
         if not force:
             raise ConfigError(f"--out {str(folder)!r} holds an earlier {run.word}; add {flags}.")
         found = [path for pattern in run.owned for path in folder.glob(pattern)]
-        for path in [*(folder / scene for scene in scenes_of(folder)), *found]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        # `glob` omits links to nothing.
+        for path in [*(folder / name for name in (*scenes_of(folder), *run.owned)), *found]:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -115,16 +118,6 @@ def read_json(path: Path, kind: type[T], word: str) -> T:
 def write_json(path: Path, value: msgspec.Struct | Mapping[str, object]) -> None:
     """Write `value` as indented JSON with a final newline, all of it or nothing; secrets of server flags are hidden."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(_hidden(msgspec.to_builtins(value))), indent=2) + b"\n")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write all of a file, or leave what was there: a later command must not trust half of one."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def without_secrets(words: Iterable[str]) -> list[str]:

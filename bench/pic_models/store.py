@@ -51,7 +51,7 @@ def build(
     if _is_finished(target, fingerprint):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f".{target.name}.lock").open("w") as lock:
+    with target.with_name(f".{target.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_finished(target, fingerprint):
             return target
@@ -104,7 +104,7 @@ def _is_finished(target: Path, fingerprint: str) -> bool:
 
 
 def _check_replaceable(target: Path) -> None:
-    if not target.exists() or (target / MARKER_NAME).is_file():
+    if not os.path.lexists(target) or (target / MARKER_NAME).is_file():
         return
     if not target.is_dir() or any(target.iterdir()):
         raise ConfigError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pic_traces.source import TRACE_HELP, load
 
 from pic_replay.pace import Pace
 from pic_replay.records import RequestRecord, Status, load_records
+from sglang_pic.output import output_path, write_whole
 
 BLOCK_TOKENS = 512
 """Mooncake's."""
@@ -35,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic export`."""
     parser.add_argument("source", metavar="TRACE|RUN", help=f"{TRACE_HELP}; with --to aiperf a folder of a replay")
     parser.add_argument("--to", required=True, choices=_FORMS, help="the form to write")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the JSONL file to write")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the JSONL file to write")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
     parser.add_argument(
         "--tokenizer", metavar="DIR", help="a model's tokenizer and template; without one lengths are approximate"
     )
@@ -53,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        OptionError: the file exists, or the source does not fit the form.
+        ConfigError: the file exists, or cannot be written there.
+        OptionError: the source does not fit the form.
         TraceError: the trace, the run or the tokenizer cannot be read.
     """
-    if args.out.exists():
-        raise OptionError(f"--out={str(args.out)!r}: exists; name another file.")
+    out = output_path(args.out, "JSONL file", is_forced=args.force)
     if args.limit_sessions is not None and args.limit_sessions < 1:
         raise OptionError(f"--limit-sessions={args.limit_sessions}: must be 1 or more; leave it out for all sessions.")
     if args.to == "aiperf":
@@ -68,12 +70,9 @@ def run(args: argparse.Namespace) -> int:
         sessions = islice(load(args.source), args.limit_sessions)
         pace = Pace(args.spread_s, args.pause_s)
         rows = (mooncake_rows if args.to == "mooncake" else message_rows)(sessions, pace, args.tokenizer)
-    count = 0
-    with args.out.open("wb") as file:
-        for row in rows:
-            file.write(msgspec.json.encode(row) + b"\n")
-            count += 1
-    print(f"{args.out}: {count:,} lines", file=sys.stderr)
+    counter = count()
+    write_whole(out, (msgspec.json.encode(row) + b"\n" for row, _ in zip(rows, counter, strict=False)))
+    print(f"{out}: {next(counter):,} lines", file=sys.stderr)
     return 0
 
 

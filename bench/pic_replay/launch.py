@@ -19,6 +19,7 @@ from pic_traces.errors import OptionError, ReplayError
 import pic_replay
 from pic_replay.options import ReplayOptions
 from pic_replay.turns import TURN
+from sglang_pic.output import write_whole
 
 RUN_FILES = ("config.json", "environment.json", "requests.jsonl", "summary.json", "replay.log")
 """What a replay writes into its run folder; it touches nothing else there."""
@@ -83,7 +84,7 @@ def _prepare(options: ReplayOptions) -> ReplayOptions:
     out = _prepare_folder(Path(options.out).expanduser(), force=options.force)
     options = msgspec.structs.replace(options, out=str(out))
     try:
-        (out / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(options.without_secrets())))
+        write_whole(out / "config.json", msgspec.json.format(msgspec.json.encode(options.without_secrets())))
     except OSError as error:
         raise ReplayError(f"{out}: cannot be written: {error.strerror}.") from error
     return options
@@ -113,9 +114,9 @@ def _why_full(out: Path) -> str:
 
 
 def _prepare_folder(out: Path, *, force: bool) -> Path:
-    if out.exists() and not out.is_dir():
+    if os.path.lexists(out) and not out.is_dir():
         raise OptionError(f"out={str(out)!r}: is a file; a folder is needed.")
-    present = [name for name in RUN_FILES if (out / name).exists()]
+    present = [name for name in RUN_FILES if os.path.lexists(out / name)]
     if present and not force:
         raise OptionError(f"out={str(out)!r}: has a run already ({', '.join(present)}); choose another or use --force.")
     try:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Final, get_args
 
 from pic_traces import Session, load
@@ -129,27 +128,6 @@ def check_inputs(args: argparse.Namespace) -> None:
     for file in args.files:
         if args.files.count(file) > 1:
             raise ConfigError(f"FILE={file!r}: is named twice; name it once, or all of it would count as prefix hits.")
-
-
-def output_path(out: str, what: str, *, is_forced: bool) -> Path:
-    """The path to write to, after checks.
-
-    Args:
-        out: the argument.
-        what: names the output in messages.
-        is_forced: replace an existing file.
-
-    Raises:
-        ConfigError: it is a folder, its folder does not exist, or the file exists.
-    """
-    path = Path(out).expanduser()
-    if path.is_dir():
-        raise ConfigError(f"--out={out!r}: is a folder; name the {what} to write.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--out={out!r}: the folder {str(path.parent)!r} does not exist; make it first.")
-    if path.exists() and not is_forced:
-        raise ConfigError(f"--out={out!r}: exists; name another file, or replace it with --force.")
-    return path
 
 
 def read_sessions(file: str, limit: int | None, passed: Passed | None = None) -> Iterator[Session]:

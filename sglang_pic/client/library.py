@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from sglang_pic.errors import ConfigError
+from sglang_pic.output import write_whole
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +72,7 @@ class Library:
         if self._path is None:
             yield
             return
-        with self._path.with_name(f".{self._path.name}.lock").open("wb") as lock:
+        with self._path.with_name(f".{self._path.name}.lock").open("ab") as lock:
             with suppress(ImportError):
                 import fcntl
 
@@ -94,10 +95,4 @@ class Library:
     def _write(self) -> None:
         if self._path is not None:
             file = _File(skills=self.skills())
-            # Written beside the file and renamed, so that a full disk does not lose the old skills.
-            part = self._path.with_name(f".{self._path.name}.part")
-            try:
-                part.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
-                part.replace(self._path)
-            finally:
-                part.unlink(missing_ok=True)
+            write_whole(self._path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")

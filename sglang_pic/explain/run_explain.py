@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 
 from pic_traces.encode import load_encoder
 from pic_traces.logs import Passed
-from pic_traces.printable import printable
 from pic_traces.source import short_name
 
 from sglang_pic.census.hybrid import HybridTally
@@ -19,7 +16,6 @@ from sglang_pic.census.inputs import (
     add_policy_arguments,
     add_state_arguments,
     check_inputs,
-    output_path,
     policy_of,
     read_sessions,
     state_rules_of,
@@ -27,8 +23,8 @@ from sglang_pic.census.inputs import (
 )
 from sglang_pic.census.simulate import simulate
 from sglang_pic.census.states import StateRules
-from sglang_pic.errors import ConfigError
 from sglang_pic.explain.data import Figures, Payload, PayloadBuilder
+from sglang_pic.output import output_path, write_whole
 
 _NUM_CAUSES = 8
 _NUM_TITLES = 3
@@ -72,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
         builder.add(outcome)
     payload = builder.build(encoder.name, is_exact=encoder.is_exact)
-    _write(out, page.html_page(payload, builder.figures, _title(args.files)))
+    write_whole(out, page.html_page(payload, builder.figures, _title(args.files)).encode())
     _print_causes(payload, builder.figures)
     if rules is not None:
         _print_losses(builder.figures, rules)
@@ -80,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if difference := builder.figures.difference(is_exact=encoder.is_exact):
         notes.append(difference)
     for note in [*notes, *dict.fromkeys(note for one in passed.values() for note in one.notes)]:
-        print(printable(f"note: {note}."))
+        print(f"note: {note}.")
     print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
@@ -89,18 +85,6 @@ def _title(files: Sequence[str]) -> str:
     names = [short_name(file) for file in files]
     more = f" and {len(names) - _NUM_TITLES} more" if len(names) > _NUM_TITLES else ""
     return ", ".join(names[:_NUM_TITLES]) + more
-
-
-def _write(out: Path, text: str) -> None:
-    """Write all of the page or none of it."""
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(out)
-    except FileNotFoundError as error:
-        raise ConfigError(f"--out={str(out)!r}: cannot be written there; name another file.") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _print_losses(figures: Figures, rules: StateRules) -> None:

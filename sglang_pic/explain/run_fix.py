@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from pathlib import Path
 
 from pic_traces.encode import load_encoder
 from pic_traces.logs import Passed
@@ -13,15 +11,14 @@ from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
     check_inputs,
-    output_path,
     policy_of,
     read_sessions,
     with_progress,
 )
 from sglang_pic.census.simulate import simulate
 from sglang_pic.census.tally import Tally
-from sglang_pic.errors import ConfigError
 from sglang_pic.explain.rewrite import RULES, Rewriter, request_lines
+from sglang_pic.output import output_path, write_whole
 
 _LITTLE = 0.03
 """Splices that save less of all prompt tokens are not worth an approximation."""
@@ -69,21 +66,13 @@ def run(args: argparse.Namespace) -> int:
         for outcome in with_progress(simulate(files, encoder, config=config), num_calls, quiet=args.quiet):
             tally.add(outcome)
     if out is not None:
-        _write(out, (line for _, sessions in mended for session in sessions for line in request_lines(session)))
+        write_whole(out, (line for _, sessions in mended for session in sessions for line in request_lines(session)))
     _print(rewriter, before, after, num_calls)
     for file in args.files:
         if summary := passed[file].summary():
             print(f"note: {file}: {summary}.")
     print(f"tokens are those of {encoder.name}" + (f"; written: {out}" if out else ""))
     return 0
-
-
-def _write(out: Path, lines: Iterable[bytes]) -> None:
-    try:
-        with out.open("wb") as file:
-            file.writelines(lines)
-    except OSError as error:
-        raise ConfigError(f"--out={str(out)!r}: cannot be written: {error.strerror}; name another file.") from error
 
 
 def _print(rewriter: Rewriter, before: Tally, after: Tally, num_calls: int) -> None:

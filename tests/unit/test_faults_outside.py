@@ -18,7 +18,6 @@ import pytest
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.compare import Settings, run_compare
 from pic_bench.compare.run_folder import Config, make_scenes
-from pic_bench.out_folder import write_whole
 from pic_replay import ReplayOptions, run_replay
 from pic_replay.records import load_records, load_summary
 from pic_traces import load
@@ -27,6 +26,7 @@ from pic_traces.errors import ReplayError, TraceError
 
 from sglang_pic.cli import main
 from sglang_pic.client.library import Library
+from sglang_pic.output import write_whole
 from tests.unit.test_replay_process import ENV, FakeServer, Handler, QuietServer, command, fake, write_trace
 
 __all__ = ["fake"]

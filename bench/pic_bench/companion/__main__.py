@@ -21,6 +21,7 @@ from pic_bench.report.stats import Estimate
 from pic_bench.report.study import rows_of
 from sglang_pic.explain.page import self_contained
 from sglang_pic.explain.snippets import SnippetPool
+from sglang_pic.output import write_whole
 
 _PACKAGES = ("pic_bench.companion", "sglang_pic.explain")
 _SCRIPTS = ("payload.js", "text.js", "parts.js", "calls.js", "dials.js", "edits.js", "companion.js")
@@ -93,9 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="folder of the records' model, SmolLM2; `sglang-pic model smollm2 DIR` writes it (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    page = html_page(read_payload(args.tokenizer))
-    args.out.write_text(page, encoding="utf8")
-    print(f"page: {args.out} ({len(page.encode()) / 1e6:.2f} MB)", file=sys.stderr)
+    page = html_page(read_payload(args.tokenizer)).encode()
+    write_whole(args.out, page)
+    print(f"page: {args.out} ({len(page) / 1e6:.2f} MB)", file=sys.stderr)
     return 0
 
 

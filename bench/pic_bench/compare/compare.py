@@ -27,6 +27,7 @@ from pic_bench.compare.summary import ArmSummary, Measured, Trace, model_facts
 from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
 from sglang_pic.errors import BenchError
+from sglang_pic.output import write_whole
 
 Replay = Callable[[Sequence[ReplayOptions]], object]
 
@@ -143,7 +144,7 @@ def _summarize(scene: Scene, arm: Arm, server: Server, counted: dict[str, float]
         server.check_alive(grace_s=2.0)
         raise BenchError(f"{server.base_url}/metrics gave {error}. Log: {server.log_path}") from error
     server.check_alive()
-    (folder / "metrics.txt").write_text(metrics, "utf8")
+    write_whole(folder / "metrics.txt", metrics.encode())
     replayed = load_summary(folder)
     if replayed.stopped is not None:
         raise BenchError(f"arm {arm.name!r}: the replay ended early: {replayed.stopped}. Records so far: {folder}.")

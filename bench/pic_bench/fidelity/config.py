@@ -14,8 +14,9 @@ from pic_replay.packed import is_written, packed
 
 from pic_bench.fidelity.arms import RECORDED, place_sessions
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, TemplateSet, read_lines, whole_lines
-from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, claim_or_continue, read_json, write_whole
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, claim_or_continue, read_json
 from sglang_pic.core.settings import Range, check
+from sglang_pic.output import write_whole
 
 KIND = "fidelity"
 Number = Annotated[int, Range(0)]

@@ -24,8 +24,8 @@ from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.measure import Reference, Step, compare
 from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
-from pic_bench.out_folder import write_whole
 from sglang_pic.errors import BenchError
+from sglang_pic.output import write_whole
 
 GOLD_TOKENS = 32
 MAX_ANSWER_TOKENS = 512

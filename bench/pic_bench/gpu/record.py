@@ -15,6 +15,7 @@ import msgspec
 from pic_bench.environment import Environment
 from pic_bench.out_folder import read_json
 from pic_bench.report.markdown import Table, markdown_table
+from sglang_pic.output import write_whole
 
 LIMIT_S: Final = 480.0  # seconds that an item may take
 
@@ -153,7 +154,7 @@ def show(folder: Path, names: Sequence[str]) -> int:
     text = "\n\n".join(tables)
     if any(record.is_dry for record in records.values()):
         text += "\n\nA dry run fills nothing: its sizes are tiny and its numbers mean nothing."
-    (folder / "table.md").write_text(text + "\n", "utf8")
+    write_whole(folder / "table.md", f"{text}\n".encode())
     print(f"\n{text}")
     left = sum(1 for figure in FIGURES if figure.item not in records or records[figure.item].is_dry)
     print(f"\n{len(FIGURES) - left} of {len(FIGURES)} figures' items have run on a card; records in {folder}")

@@ -20,6 +20,7 @@ from pic_bench.out_folder import write_json
 from pic_bench.report.figures import Drawing
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import FORMATS
+from sglang_pic.output import write_whole
 
 
 class Plate(NamedTuple):
@@ -47,10 +48,10 @@ def write_pages(
     body = _IMAGES.sub(lambda found: _figures(found[0], plates), body)
     page = _templates().get_template("page.html.j2").render(title=Markup(escape(title)), body=Markup(body))
     write_json(folder / "summary.json", summary)
-    (folder / "report.md").write_text(render_text(template, html=False, **values), "utf8")
-    (folder / "report.html").write_text(page, "utf8")
+    write_whole(folder / "report.md", render_text(template, html=False, **values).encode())
+    write_whole(folder / "report.html", page.encode())
     for name, plate in plates.items():
-        (folder / f"{name}.svg").write_text(plate.drawing.standalone(plate.title, plate.subtitle), "utf8")
+        write_whole(folder / f"{name}.svg", plate.drawing.standalone(plate.title, plate.subtitle).encode())
 
 
 def render_text(template: str, **values: object) -> str:

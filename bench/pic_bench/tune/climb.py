@@ -23,7 +23,7 @@ from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lin
 from pic_bench.fidelity.runner import joined_environment
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.frame import progress
-from pic_bench.out_folder import ENVIRONMENT, read_json, write_json, write_whole
+from pic_bench.out_folder import ENVIRONMENT, read_json, write_json
 from pic_bench.tune.config import CERTIFICATE, FLIPPED, GOLDS, NAIVE, RECORDS, SERVED, VAULT, Config
 from pic_bench.tune.ladder import worth_climbing
 from pic_bench.tune.running import attach
@@ -31,6 +31,7 @@ from pic_bench.tune.sample import SOURCE, Drawn
 from pic_bench.tune.verdict import Judge, Verdict
 from sglang_pic.certificate import Served
 from sglang_pic.errors import BenchError
+from sglang_pic.output import write_whole
 
 
 def climb(
