@@ -22,7 +22,7 @@ from typing import Protocol, cast
 
 import msgspec
 from pic_traces.errors import OptionError, TraceError
-from pic_traces.printable import printable
+from pic_traces.printable import printable_output
 
 from sglang_pic import __version__
 from sglang_pic.errors import ConfigError, PicError
@@ -41,8 +41,11 @@ EXTRAS = {
 """The extras of this package and the modules that they install; other modules come with SGLang."""
 # Fixed, so that help text is the same in every terminal and in the README.
 HELP_WIDTH = 100
-_NO_FILE = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS}
-"""Errors of a disk or its permissions, which the user can mend: they are no bug."""
+_NO_FILE = {
+    *(errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS),
+}
+"""Errors of a disk, a name or permissions, which the user can mend: they are no bug."""
 _FORMATTER = cast("type[argparse.HelpFormatter]", partial(argparse.RawDescriptionHelpFormatter, width=HELP_WIDTH))
 
 
@@ -89,6 +92,7 @@ _EXITS = {
 VERBS = msgspec.toml.decode(Path(__file__).with_name("verbs.toml").read_bytes(), type=dict[str, Verb])
 
 
+@printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb.
 
@@ -115,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("sglang-pic: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (PicError, TraceError) as error:
-        print(printable(f"sglang-pic: error: {error}"), file=sys.stderr)
+        print(f"sglang-pic: error: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | OptionError) else EXIT_FAILED
     except BrokenPipeError:
         # A socket breaks with the same exception, and that one is a bug worth its traceback.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 import msgspec
 import numpy as np
 from pic_traces.errors import TraceError
+from pic_traces.printable import printable_output
 
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
@@ -86,6 +87,7 @@ class Study:
         """
         self._body = body
 
+        @printable_output()
         @wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
             args = self.parser.parse_args(argv)

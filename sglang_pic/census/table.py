@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from pic_traces.printable import printable
 from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -117,7 +116,7 @@ def as_text(*parts: RenderableType) -> str:
     with console.capture() as text:
         console.print(*parts, sep="\n")
     # Cells are filled up with spaces, also at the ends of lines.
-    return "\n".join(printable(line).rstrip() for line in text.get().split("\n")).rstrip("\n")
+    return "\n".join(line.rstrip() for line in text.get().split("\n")).rstrip("\n")
 
 
 def losses(counts: HybridCounts, prompt_tokens: int, rules: StateRules) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
@@ -118,10 +119,9 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     total: Counts
 
     def to_json(self) -> str:
-        """Indented JSON, with the name of a file before its counts."""
+        """Indented JSON in ASCII, because names of files need not be UTF-8; a file's name is before its counts."""
         files = [{"file": counts.file, **msgspec.to_builtins(counts)} for counts in self.files]
-        text = msgspec.json.encode({"files": files, "total": self.total})
-        return msgspec.json.format(text).decode()
+        return json.dumps({"files": files, "total": msgspec.to_builtins(self.total)}, indent=2)
 
 
 @dataclass(slots=True)

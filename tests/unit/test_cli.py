@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pic_traces.printable import printable_output
 
 from sglang_pic import __version__
 from sglang_pic.cli import EXTRAS, VERBS, Verb, exits_of, main
@@ -168,6 +171,41 @@ def test_the_doctor_refuses_a_bad_configuration_before_it_imports_sglang(given: 
     assert done.stderr.startswith("sglang-pic: error: SGLANG_PIC_CONFIG: audit_rate=7")
 
 
+UNREADABLE = {
+    "deep": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "long number": f'{{"hidden_size": {"9" * 5_000}}}',
+    "list": "[]",
+    "null": "null",
+    "cut": '{"hidden_size": ',
+    "empty": "",
+    "NaN": '{"hidden_size": NaN}',
+    "no list": '{"architectures": "LlamaForCausalLM"}',
+    "no names": '{"architectures": [5]}',
+    "no heads": '{"num_attention_heads": 0}',
+    "text": '{"num_hidden_layers": "32"}',
+    "object": '{"vocab_size": {}}',
+    "infinite": '{"max_position_embeddings": Infinity}',
+}
+
+
+def test_the_doctor_refuses_an_unreadable_model_before_it_imports_sglang(tmp_path: Path) -> None:
+    for name, text in UNREADABLE.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    script = (
+        "import sys; from pathlib import Path; from sglang_pic.cli import main; "
+        "codes = {main(['doctor', str(folder)]) for folder in sorted(Path.cwd().iterdir())}; "
+        "sys.exit(99 if {'torch', 'sglang'} & set(sys.modules) else codes.pop() if len(codes) == 1 else 98)"
+    )
+    done = python(script, tmp_path)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == len(UNREADABLE)
+    for line, name in zip(said, sorted(UNREADABLE), strict=True):
+        assert line.startswith(f"sglang-pic: error: {tmp_path}/{name}/config.json: ")
+        assert len(line) < 400
+
+
 def test_extras_are_those_of_the_package() -> None:
     """A package that is added to an extra must be asked for by the verbs that import it."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -223,3 +261,45 @@ def test_closed_pipe_is_no_traceback() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@pytest.mark.parametrize("name", ["log\x1b]0;evil\x07\x9b2J\u202e.jsonl", "log\udcff\x7f.jsonl"], ids=ascii)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["census", "LOG"],
+        ["census", "--json", "LOG"],
+        ["fix", "LOG", "--out", "OUT"],
+        ["explain", "LOG", "--out", "OUT"],
+        ["export", "LOG", "--to", "mooncake", "--out", "OUT"],
+        ["census", "LOG", "--no-such-flag=LOG"],
+        ["report", "LOG"],
+        ["model", "tiny-gqa", "LOG"],
+    ],
+    ids=lambda words: f"{words[0]} {words[1]}",
+)
+def test_nothing_that_a_terminal_obeys_is_printed(
+    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of files come from archives and downloads, and texts from whoever sent a prompt."""
+    log = tmp_path / name
+    line = json.dumps({"messages": [{"role": "user", "content": "\x1b[2J \x9b2J \u202e" + "word " * 300}]})
+    log.write_text(f"{line}\n{line}\nno line of a trace \x1b[2J\n")
+    places = {"LOG": str(log), "OUT": str(tmp_path / f"out{name[3:-6]}")}
+    with suppress(SystemExit):  # argparse's
+        main([re.sub("LOG|OUT", lambda found: places[found[0]], word) for word in words])
+    printed = capsys.readouterr()
+    assert not OBEYED.search(printed.out + printed.err)
+    assert re.search(r"\\(u00|x|udc)", printed.out + printed.err)
+    if "--json" in words:
+        assert json.loads(printed.out)["files"][0]["file"] == str(log), "an escape of JSON, so its value is the same"
+
+
+def test_a_bar_redraws_its_line_and_its_text_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    with printable_output():
+        print("\r 50 % \r\x1b[A", end="", file=sys.stderr)
+        sys.stdout.writelines(["a\tb\n", "\r\rc"])
+    assert capsys.readouterr() == ("a\tb\n\r\\u000dc", "\r 50 % \\u000d\\u001b[A")

@@ -173,7 +173,7 @@ def test_what_terminals_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.C
     assert main(["census", str(tmp_path / "bad\x1b.jsonl")]) == 1
     printed = "".join(capsys.readouterr())
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
-    assert printed.count("\\x1b") >= 2
+    assert printed.count("\\u001b") >= 2
     assert "secret-folder" not in html_payload(out)
     assert main(["explain", str(log), "--out", "/proc/x.html"]) == 2
 

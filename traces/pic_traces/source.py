@@ -94,7 +94,8 @@ def short_name(trace: str) -> str:
     name = PurePath(rest).name
     for suffix in (".gz", *SUFFIXES):
         name = name.removesuffix(suffix)
-    return clock + (name or rest)
+    # Names need not be UTF-8, reports are.
+    return clock + (name or rest).encode(errors="backslashreplace").decode()
 
 
 def limit(

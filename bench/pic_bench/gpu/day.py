@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from pic_traces.printable import printable_output
 
 from pic_bench.environment import capture_environment
 from pic_bench.frame import at_least, interrupt_on_sigterm
@@ -38,6 +39,7 @@ _PAGE: Final = _ROOT / "bench" / "results" / "README.md"
 _RESULTS: Final = _PAGE.parent / "gpu"
 
 
+@printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for; 0 where nothing failed, 1 where something did, 2 for a usage error."""
     args = _parse(argv)
@@ -108,6 +110,7 @@ def _run(item: Item, args: argparse.Namespace) -> Record:
         # One thread, for tiny tensors; Triton is interpreted from the start of a process, or not at all.
         env |= {"OMP_NUM_THREADS": "1"} | ({} if item.need else {"TRITON_INTERPRET": "1"})
     log_path = path.with_suffix(".log")
+    log_path.unlink(missing_ok=True)
     started, ending = time.monotonic(), "died"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
