@@ -20,6 +20,7 @@ from pic_bench.out_folder import ENVIRONMENT, read_json, without_secrets
 
 PACKAGES = (
     *("sglang", "sglang-pic", "torch", "transformers", "triton", "locust", "fastcdc", "xxhash", "msgspec", "numpy"),
+    *("numba", "sglang-kernel", "flashinfer-python"),
 )
 
 _SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|SALT")
@@ -42,6 +43,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     commit: str | None
     dirty: bool | None
     variables: dict[str, str]
+    compiled_loops: bool | None = None
+    """Whether numba compiles the loops of plans; None where nothing was planned in this process."""
 
 
 def now() -> str:

@@ -27,6 +27,10 @@ class Answer(NamedTuple):
     cached_tokens: int
     """Of the prompt, spliced ones too."""
     spliced_tokens: int
+    fetched_tokens: int
+    """Of the spliced ones, those whose rows were on the host."""
+    right_guesses: int
+    """Tokens of a draft that were accepted."""
     first: dict[str, float]
     """Log probabilities of the 20 likeliest first tokens, by id; none where they were not asked for."""
 
@@ -73,7 +77,7 @@ def generate(
     max_new_tokens: int = 8,
     pic: Mapping[str, object] | None = None,
     with_logprobs: bool = True,
-    **more: object,
+    **more: Any,
 ) -> Answer:
     """A greedy answer of so many tokens; `pic` are the request's options, `more` is what else the body has.
 
@@ -85,11 +89,14 @@ def generate(
         body |= {"return_logprob": True, "top_logprobs_num": 20}
     answer = server.post("/generate", body)
     meta = answer["meta_info"]
+    details = meta.get("cached_tokens_details") or {}
     return Answer(
         ids=answer["output_ids"],
         prompt_tokens=meta["prompt_tokens"],
         cached_tokens=meta["cached_tokens"],
-        spliced_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
+        spliced_tokens=details.get("pic", 0),
+        fetched_tokens=details.get("pic_host", 0),
+        right_guesses=meta.get("spec_num_correct_drafts", 0),
         first={str(entry[1]): entry[0] for entry in meta["output_top_logprobs"][0]} if with_logprobs else {},
     )
 
@@ -100,17 +107,15 @@ def events(
     max_new_tokens: int,
     *,
     pic: Mapping[str, object] | None = None,
-    extra_key: str | None = None,
     timeout_s: float = POST_TIMEOUT_S,
+    **more: Any,
 ) -> Iterator[dict[str, Any]]:
-    """The events of a streamed greedy answer, as they come; closed, the request is aborted.
+    """The events of a streamed greedy answer, as they come; closed, the request is aborted. For `more` see `generate`.
 
     Raises:
         BenchError: the server does not answer, or answered with an error.
     """
-    body = {**_greedy(prompt, max_new_tokens, pic), "stream": True}
-    if extra_key is not None:
-        body["extra_key"] = extra_key
+    body = {**_greedy(prompt, max_new_tokens, pic), "stream": True, **more}
     try:
         with request(url + "/generate", body, timeout_s=timeout_s) as answer:
             for found in read_events(answer):
@@ -124,16 +129,14 @@ def events(
         raise BenchError(f"{url}/generate: {error}") from error
 
 
-def first_token(
-    url: str, prompt: Sequence[int], *, pic: Mapping[str, object] | None = None, extra_key: str | None = None
-) -> FirstToken:
+def first_token(url: str, prompt: Sequence[int], *, pic: Mapping[str, object] | None = None, **more: Any) -> FirstToken:
     """Send one request and time its first event; the stream is read to its end.
 
     Raises:
         BenchError: the server does not answer, refuses the request or ends the stream without a token.
     """
     started, elapsed, meta = time.perf_counter(), None, {}
-    for event in events(url, prompt, 1, pic=pic, extra_key=extra_key):
+    for event in events(url, prompt, 1, pic=pic, **more):
         elapsed = elapsed or time.perf_counter() - started
         meta = event["meta_info"]
     if elapsed is None:

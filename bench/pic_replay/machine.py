@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +35,14 @@ def gpu_names() -> list[str]:
     """Name, driver and memory of every NVIDIA GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     return (command_output(query) or "").splitlines()
+
+
+def gpu_memory_mib() -> int | None:
+    """MiB in use of the first GPU that this process may see, by all processes; None without nvidia-smi."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    query = ["nvidia-smi", f"--id={first}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    used = command_output(query) or ""
+    return int(used) if used.isdecimal() else None
 
 
 def cpu_name() -> str:

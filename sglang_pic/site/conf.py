@@ -132,6 +132,7 @@ cost
 related
 history
 Raw records <../README>
+A card for 20 minutes <../GPU>
 ```
 """
 SAMPLES = """
@@ -161,7 +162,7 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
     folder = (ROOT / docname).parent
     text = _SECTION.sub(lambda found: section_of(found[1], found[2], folder), source[0])
     text = _LINK.sub(lambda found: file_of(folder, found[1]), text)
-    is_record = docname.startswith("bench/results/") and docname not in ("bench/results/README",)
+    is_record = docname.startswith("bench/results/") and docname not in ("bench/results/README", "bench/results/GPU")
     if is_record and not docname.startswith("bench/results/study/"):
         text = _RECORDS + text
     source[0] = text + TOCTREES.get(docname, "")

@@ -106,6 +106,8 @@ def test_graphs_that_cannot_replay_gaps_are_left_out(monkeypatch: pytest.MonkeyP
     assert not replays(9), "one sequence more than the runner's buffers have places"
     assert not replays(graph="full"), "the number of sequences is captured"
     assert not replays(lora_manager=object())
+    monkeypatch.setattr(forward, "REPLAYS_LORA", True)
+    assert replays(lora_manager=object())
     assert not replays(is_latent=True, prefill_attention_backend_str="fa4"), "captured with expanded keys"
     assert not replays(prefill_cuda_graph_runner=None)
     assert not replays(prefill_cuda_graph_runner=object()), "SGLang's eager runner stands there without graphs"

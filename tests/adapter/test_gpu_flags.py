@@ -13,6 +13,7 @@ from pic_bench.gpu.checks import BACKENDS, FA3, PROBE
 from pic_bench.gpu.latency import NO_PREFILL_GRAPHS
 from pic_bench.gpu.record import Work
 from pic_bench.gpu.servers import Model, dummy_model, make_arm
+from pic_bench.gpu.variants import EAGLE, FP8, HOST, LORA, windows_model
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
 from pic_bench.probe_plugin.options import load
 
@@ -33,7 +34,9 @@ def models(tmp_path: Path) -> dict[str, Model]:
     return {name: dummy_model(work, name) for name in ("Llama-3.1-8B", "DeepSeek-V2-Lite")}
 
 
-@pytest.mark.parametrize("flags", [(), FA3, *BACKENDS.values(), NO_PREFILL_GRAPHS], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [(), FA3, *BACKENDS.values(), NO_PREFILL_GRAPHS, FP8, HOST, EAGLE, LORA], ids=" ".join
+)
 @pytest.mark.parametrize("arm", ["stock", "pic"])
 def test_every_flag_is_one_of_sglangs(
     flags: tuple[str, ...], arm: str, parser: argparse.ArgumentParser, models: dict[str, Model]
@@ -54,6 +57,15 @@ def test_configurations_are_read_by_transformers(models: dict[str, Model]) -> No
     llama, deepseek = (AutoConfig.from_pretrained(models[name].folder) for name in models)
     assert (llama.num_key_value_heads, llama.head_dim, llama.num_hidden_layers) == (8, 128, 32)
     assert (deepseek.kv_lora_rank, deepseek.qk_rope_head_dim, deepseek.n_routed_experts) == (512, 64, 64)
+
+
+def test_gpt_oss_has_windows_in_every_second_layer_and_its_own_dimensions(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(windows_model(Work(is_dry=False, folder=tmp_path, limit_s=1.0)).folder)
+    assert config.layer_types == ["sliding_attention", "full_attention"] * 4
+    assert (config.hidden_size, config.head_dim, config.num_local_experts, config.sliding_window) == (2880, 64, 32, 128)
+    assert config.rope_parameters["original_max_position_embeddings"] == 4_096
 
 
 def test_both_arms_of_a_dummy_model_have_the_same_weights(

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
-from pic_bench.probe_plugin.plugin import _Faults
+from pic_bench.probe_plugin.plugin import _Faults, _GapPasses
 from pic_bench.probe_plugin.recorder import Recorder
 from pic_bench.probe_plugin.row_watch import RowWatch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import Fetch, build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import Move, RequestState, SplicedRows
 from sglang_pic.core import Path, Run, as_tokens
@@ -275,6 +275,22 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
     assert (keys < 0).nonzero()[:, 0].tolist() == [301, 302]
     faults.move_rows(None, path, gap)
     assert int((keys < 0).sum()) == 2, "a later splice is not corrupted"
+    gap.fetch = Fetch(torch.tensor([1, 2]), torch.tensor([501, 502]), torch.tensor([6, 6]))
+    faults.lay_out(gap, path, plans[2:3], SimpleNamespace(reqs=reqs[2:3]), None)
+    faults.move_rows(None, path, gap)
+    assert {501, 502} <= set((keys < 0).nonzero()[:, 0].tolist()), "rows of the host, too"
+    keys = torch.ones(1000, 1, dtype=torch.float8_e4m3fn)
+    faults.lay_out(gap, path, plans[2:3], SimpleNamespace(reqs=reqs[2:3]), None)
+    faults.move_rows(None, path, gap)
+    assert keys.float()[501].item() == -1
+
+
+def test_gap_passes_are_counted_by_what_computed_them() -> None:
+    passes, gap = _GapPasses(), SimpleNamespace(computed_lens=[3, 4])
+    for recover, of_draft, is_replayed in ((None, False, False), (1, True, False), (1, False, True), (1, False, False)):
+        planned, output = SimpleNamespace(of_draft=of_draft), SimpleNamespace(can_run_graph=is_replayed)
+        passes.count(output, SimpleNamespace(recover=recover), None, None, None, planned, gap)
+    assert (passes.num_passes, list(passes.eager)) == (2, [7]), "neither start-up's nor a draft's"
 
 
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,12 +3,12 @@ nothing from another adapter or the model without one."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pic_models.lora_adapter import write_adapter
 
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Answer, Client, assert_same, greedy, random_tokens
@@ -21,32 +21,13 @@ _OFF = {"mode": "off"}
 _AT_LEAST = _LEN - 32 - 16 - 1
 
 
-def write_adapter(folder: Path, seed: int) -> Path:
-    """An adapter of random weights that changes queries, keys and values of tiny-gqa, and its answers."""
-    import torch
-    from safetensors.torch import save_file
-
-    draw = torch.Generator().manual_seed(seed)
-    weights = {}
-    for layer in range(4):
-        for part, size in (("q_proj", 256), ("k_proj", 128), ("v_proj", 128)):
-            name = f"base_model.model.model.layers.{layer}.self_attn.{part}"
-            weights[f"{name}.lora_A.weight"] = torch.randn(8, 256, generator=draw) / 16
-            weights[f"{name}.lora_B.weight"] = torch.randn(size, 8, generator=draw)
-    folder.mkdir()
-    save_file(weights, folder / "adapter_model.safetensors")
-    targets = ["q_proj", "k_proj", "v_proj"]
-    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": targets, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM"}))
-    return folder
-
-
 @pytest.fixture
-def adapters(client: Client, tmp_path: Path) -> Iterator[list[str | None]]:
+def adapters(client: Client, tmp_path: Path, model_dir: Callable[[str], Path]) -> Iterator[list[str | None]]:
     """The names of two adapters that are loaded, and `None`: the model without one."""
     names = ["one", "two"]
     for seed, name in enumerate(names):
-        client.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(write_adapter(tmp_path / name, seed))})
+        folder = write_adapter(tmp_path / name, seed, model_dir("tiny-gqa"))
+        client.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
     yield [*names, None]
     for name in names:
         client.post("/unload_lora_adapter", {"lora_name": name})
@@ -99,9 +80,9 @@ def test_audits_compute_with_the_requests_adapter(client: Client, adapters: list
     assert after["num_skipped"] == before["num_skipped"]
 
 
-def test_pins_end_with_their_adapter(client: Client, tmp_path: Path) -> None:
+def test_pins_end_with_their_adapter(client: Client, tmp_path: Path, model_dir: Callable[[str], Path]) -> None:
     """No request could drop them: an adapter that is loaded under the same name is another one."""
-    name, folder = "passing", str(write_adapter(tmp_path / "passing", 7))
+    name, folder = "passing", str(write_adapter(tmp_path / "passing", 7, model_dir("tiny-gqa")))
     prompt = random_tokens(40, _LEN)
     client.post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
     client.generate(prompt, pic={"pin": "theirs"}, lora_path=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 from pic_bench.environment import capture_environment
 from pic_bench.gpu import day, kernel_pool, kernels, prefills
 from pic_bench.gpu import record as gpu_record
-from pic_bench.gpu.checks import gate_figures, judge, waits
+from pic_bench.gpu.checks import judge
 from pic_bench.gpu.clocks import open_counter
+from pic_bench.gpu.defaults import gate_figures, waits
 from pic_bench.gpu.model import MODELS, TORCH, AttentionBackend, Bench
 from pic_bench.gpu.model_check import check_attention, check_model
 from pic_bench.gpu.passes import SHIFT, Layout, gap_extend, make_lookup
@@ -274,6 +277,7 @@ def test_a_bare_machine_runs_all_that_needs_no_sglang(tmp_path: Path) -> None:
         assert record.is_dry
         assert record.stand_ins == ["msgspec", "xxhash", "fastcdc"]
         assert record.environment.commit == "c0ffee"
+        assert record.environment.compiled_loops is False, "numba is not among the packages"
         assert record.environment.command.endswith(f"--commit c0ffee --one {name}")
         # All but those that the sizes of a dry run leave out.
         missing = {figure.name for figure in FIGURES if figure.item == name} - set(record.found.figures)
@@ -292,7 +296,57 @@ def test_an_item_that_takes_too_long_is_stopped(tmp_path: Path, capsys: pytest.C
     records = read_records(tmp_path)
     assert {name: record.status for name, record in records.items()} == {"versions": "stopped", "energy": "stopped"}
     assert "stopped after 0 s" in records["versions"].found.failures[0]
-    assert "[2/2] energy" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "energy: stopped" in said
+    assert "2 items took" in said
+
+
+def test_an_item_has_time_for_the_servers_that_it_starts(tmp_path: Path) -> None:
+    """Compiled kernels make a start short; `warm` fills their caches, on a card and without a failure."""
+    items, args = {item.name: item for item in ITEMS}, SimpleNamespace(out=tmp_path, limit_s=None, dry_run=False)
+
+    def limits() -> list[float]:
+        return [day._limit_s(items[name], args) for name in ("versions", "warm", "fa3", "defaults", "backends")]
+
+    cold = [480, 480 + 900, 480 + 900, 480 + 3 * 900, 480 + 3 * 900]
+    assert limits() == cold
+    for status, is_dry in (("failed", False), ("ok", True), ("ok", False)):
+        ran = {"item": "warm", "status": status, "is_dry": is_dry, "wall_s": 1.0, "stand_ins": []}
+        write_json(tmp_path / file_name("warm"), Record(**ran, environment=capture_environment(), found=Found()))
+        is_warm = status == "ok" and not is_dry
+        assert limits() == ([480, 480 + 900, 480 + 240, 480 + 3 * 240, 480 + 3 * 900] if is_warm else cold)
+    args.dry_run = True
+    assert limits() == cold
+    args.limit_s = 7.0
+    assert limits() == [7.0] * 5
+
+
+def test_an_interrupted_day_keeps_its_records_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pic_bench.gpu", "--dry-run", "--item", "versions", "gaps", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if "versions" in line:
+                break
+        while not (tmp_path / "04-gaps.log").exists():
+            time.sleep(0.05)
+        (item,) = psutil.Process(running.pid).children()
+        running.terminate()
+        said = running.stdout.read()
+    assert not item.is_running()
+    assert {name: record.status for name, record in read_records(tmp_path).items()} == {"versions": "ok"}
+    assert "2 items took" in said
+    assert "| versions" in (tmp_path / "table.md").read_text()
+
+
+def test_a_card_is_not_spent_without_numba(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(day, "load_loops", lambda: False)
+    assert day.main(["--item", "gaps", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install numba" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("SGLANG_PIC_LOOPS", "python")
+    assert day._unable(SimpleNamespace(dry_run=False)) == "", "whoever asks for Python gets it"
 
 
 def test_what_an_item_raises_is_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +355,7 @@ def test_what_an_item_raises_is_its_record(tmp_path: Path, monkeypatch: pytest.M
     record = read_records(tmp_path)["energy"]
     assert (record.status, record.found.failures) == ("failed", ["ZeroDivisionError: division by zero"])
     assert record.stand_ins == [], "nothing is replaced where the packages are"
+    assert record.environment.compiled_loops is True
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -332,7 +387,7 @@ def test_a_record_of_a_card_fills_its_figures_and_a_dry_run_none(tmp_path: Path)
         table = markdown_table(figure_table(read_records(tmp_path)))
         assert ("5.50 x, met" in table, "9.00 x, missed" in table) == (not is_dry, not is_dry)
     (tmp_path / file_name("gaps")).write_text("{}")
-    with pytest.raises(BenchError, match=r"03-gaps.json: not a record"):
+    with pytest.raises(BenchError, match=r"04-gaps.json: not a record"):
         read_records(tmp_path)
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "sglang_pic").glob("*.md")),
-    ROOT / "bench" / "results" / "README.md",
+    *sorted((ROOT / "bench" / "results").glob("*.md")),
     *sorted(study.PAGES.glob("*.md")),
     ROOT / "traces" / "pic_traces" / "README.md",
     ROOT / "traces" / "pic_traces" / "data" / "README.md",

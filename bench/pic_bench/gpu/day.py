@@ -1,7 +1,7 @@
 """`make gpu`: runs the items one after the other, each as a process of its own with a time limit, and shows the tables.
 
-An item that fails, dies or takes too long does not stop the next one. Records, logs and tables go into one folder; a
-second run of some items writes these again and keeps the others.
+An item that fails, dies or takes too long does not stop the next one. Records, logs and tables go into one folder, each
+record as soon as its item has ended; a second run of some items writes these again and keeps the others.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,14 +28,29 @@ from pic_traces.printable import printable_output
 from pic_bench.environment import capture_environment
 from pic_bench.frame import at_least, interrupt_on_sigterm
 from pic_bench.gpu import stand_ins
-from pic_bench.gpu.record import ITEMS, LIMIT_S, Found, Item, Record, Work, file_name, read_records, render, show
+from pic_bench.gpu.record import (
+    COLD_START_S,
+    ITEMS,
+    LIMIT_S,
+    START_S,
+    Found,
+    Item,
+    Record,
+    Work,
+    file_name,
+    read_records,
+    render,
+    show,
+)
 from pic_bench.out_folder import write_json
+from sglang_pic.core.native import load_loops
 from sglang_pic.errors import PicError
 
 # An item that is asked to end stops its servers, which may take as long as this.
 _GRACE_S: Final = 45.0
-# Two servers on a CPU that may be busy.
-_DRY_LIMIT_S: Final = 2_000.0
+_PROGRESS_S: Final = 20.0
+# A dry run's servers fork their processes and do without pinned memory, as those of the tests do.
+_TEST_PLUGINS: Final = "tests.e2e.plugins:fork pic_platform.pageable:without_pinned_memory"
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _PAGE: Final = _ROOT / "bench" / "results" / "README.md"
 _RESULTS: Final = _PAGE.parent / "gpu"
@@ -54,17 +71,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     wanted = [item for item in ITEMS if not args.item or item.name in args.item]
     print(f"gpu: {len(wanted)} items, {'with' if find_spec('sglang') else 'without'} SGLang, into {args.out}")
-    for number, item in enumerate(wanted, 1):
-        print(f"[{number}/{len(wanted)}] {item.name}: {item.what} ... ", end="", flush=True)
-        if item.need and find_spec(item.need) is None:
-            record = _record(item, args, "left out", Found(notes=[f"needs {item.need}"]), 0.0)
-        else:
-            record = _run(item, args)
-        write_json(args.out / file_name(item.name), record)
-        print(f"{record.status}, {record.wall_s:.0f} s", flush=True)
-        for failure in record.found.failures:
-            print(f"    {failure}", flush=True)
-    return show(args.out, [item.name for item in wanted])
+    is_over = threading.Event()
+    # A dry run measures nothing, so two items share a CPU.
+    with interrupt_on_sigterm(), ThreadPoolExecutor(2 if args.dry_run else 1) as threads:
+        try:
+            for running in [threads.submit(_take, item, args, is_over) for item in wanted]:
+                running.result()
+        finally:
+            # An interrupted day leaves no servers behind, and shows what it has.
+            is_over.set()
+            threads.shutdown(cancel_futures=True)
+            done = show(args.out, [item.name for item in wanted])
+    return done
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -76,15 +94,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     model = "an 8B model for `defaults` and `latency` (default: dummy weights); one with recurrent state for `states`"
     add("--model", metavar="FOLDER", help=model)
     add("--commit", help="the commit to record where the checkout has no git")
-    limit = f"seconds an item may take (default: {LIMIT_S:.0f}; {_DRY_LIMIT_S:.0f} in a dry run)"
+    limit = f"seconds an item may take (default: {LIMIT_S:.0f}, and {START_S:.0f} for each server that it starts, or"
+    limit += f" {COLD_START_S:.0f} before `warm` has run and where it compiles more)"
     add("--limit-s", type=at_least(0.1), metavar="S", help=limit)
     add("--out", type=Path, default=Path("runs/gpu"), help="folder of records and logs (default: %(default)s)")
     add("--page", action="store_true", help=f"write the table of {_PAGE.relative_to(_ROOT)} from {_RESULTS.name}/")
     add("--one", choices=names, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     args.words = sys.argv[1:] if argv is None else argv
-    if args.limit_s is None:
-        args.limit_s = _DRY_LIMIT_S if args.dry_run else LIMIT_S
     return args
 
 
@@ -97,10 +114,43 @@ def _unable(args: argparse.Namespace) -> str:
 
     if not args.dry_run and not torch.cuda.is_available():
         return "torch finds no GPU; ARGS=--dry-run runs every item with tiny sizes on the CPU."
+    if not args.dry_run and os.environ.get("SGLANG_PIC_LOOPS") != "python" and not load_loops():
+        return (
+            "numba does not compile the loops of plans, so that plans take 100 times longer and figures miss their "
+            "aims: pip install numba==0.65.1, or measure without by SGLANG_PIC_LOOPS=python."
+        )
     return ""
 
 
-def _run(item: Item, args: argparse.Namespace) -> Record:
+def _start_s(item: Item, args: argparse.Namespace) -> float:
+    """Seconds that a server of an item may take until it is healthy."""
+    path = args.out / file_name("warm")
+    if args.dry_run or item.is_cold or not path.exists():
+        return COLD_START_S
+    warm = msgspec.json.decode(path.read_bytes(), type=Record)
+    return START_S if warm.status == "ok" and not warm.is_dry else COLD_START_S
+
+
+def _limit_s(item: Item, args: argparse.Namespace) -> float:
+    """Seconds that an item may take, by the number of servers that it starts."""
+    return float(args.limit_s or LIMIT_S + item.servers * _start_s(item, args))
+
+
+def _take(item: Item, args: argparse.Namespace, is_over: threading.Event) -> None:
+    """One item and its record, unless the day is interrupted."""
+    print(f"{item.name}: {item.what} ...", flush=True)
+    if item.need and find_spec(item.need) is None:
+        record = _record(item, args, "left out", Found(notes=[f"needs {item.need}"]), 0.0)
+    else:
+        record = _run(item, args, is_over)
+    if is_over.is_set():
+        return
+    write_json(args.out / file_name(item.name), record)
+    said = [*record.found.failures, *(record.found.notes if args.dry_run else ())]
+    print("\n    ".join([f"{item.name}: {record.status}, {record.wall_s:.0f} s", *said]), flush=True)
+
+
+def _run(item: Item, args: argparse.Namespace, is_over: threading.Event) -> Record:
     """One item as a process; its own record, or one that says how it ended."""
     path = args.out / file_name(item.name)
     path.unlink(missing_ok=True)
@@ -109,7 +159,10 @@ def _run(item: Item, args: argparse.Namespace) -> Record:
     if args.dry_run:
         # One thread, for tiny tensors; Triton is interpreted from the start of a process, or not at all.
         env |= {"OMP_NUM_THREADS": "1"} | ({} if item.need else {"TRITON_INTERPRET": "1"})
-    log_path = path.with_suffix(".log")
+        if item.servers and (plugin := _ROOT / "tests" / "e2e" / "plugin").exists():
+            env |= {"PYTHONPATH": os.pathsep.join(map(str, (plugin, _ROOT, *filter(None, sys.path))))}
+            env |= {"PIC_TEST_PLUGINS": _TEST_PLUGINS}
+    log_path, limit_s = path.with_suffix(".log"), _limit_s(item, args)
     log_path.unlink(missing_ok=True)
     started, ending = time.monotonic(), "died"
     with log_path.open("wb") as log:
@@ -117,18 +170,32 @@ def _run(item: Item, args: argparse.Namespace) -> Record:
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            process.wait(args.limit_s)
-        except subprocess.TimeoutExpired:
-            ending = "stopped"
+            if not _wait(process, limit_s, item, args.out, is_over):
+                ending = "stopped"
         finally:
             _end(process)
     wall_s = time.monotonic() - started
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Record)
     lines = log_path.read_text("utf8", errors="replace").splitlines()[-5:]
-    how = f"after {args.limit_s:.0f} s" if ending == "stopped" else f"with exit status {process.returncode}"
+    how = f"after {limit_s:.0f} s" if ending == "stopped" else f"with exit status {process.returncode}"
     said = f"{ending} {how}; {log_path}: {' / '.join(lines)[-400:]}"
     return _record(item, args, ending, Found(failures=[said]), wall_s)
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float, item: Item, folder: Path, is_over: threading.Event) -> bool:
+    """Wait for an item, and show now and then what it or its server has logged; False at the limit."""
+    started = shown = time.monotonic()
+    while not is_over.is_set() and (left := limit_s - (time.monotonic() - started)) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(left, 1.0))
+            return True
+        if (now := time.monotonic()) - shown > _PROGRESS_S:
+            shown, logs = now, [*folder.glob(f"*-{item.name}*.log")]
+            log = max(logs, key=lambda path: path.stat().st_mtime)
+            last = log.read_bytes()[-400:].decode("utf8", errors="replace").strip().rpartition("\n")[2]
+            print(f"    {item.name}, {now - started:.0f} s, {log.name}: {last[:120]}", flush=True)
+    return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -151,12 +218,15 @@ def _work(args: argparse.Namespace) -> int:
         # Servers are stopped on the way out.
         with interrupt_on_sigterm():
             run = getattr(import_module(f"pic_bench.gpu.{module}"), function)
-            found: Found = run(Work(args.dry_run, args.out, args.limit_s, args.model))
+            work = Work(args.dry_run, args.out, _limit_s(item, args), _start_s(item, args), args.model)
+            found: Found = run(work)
     except Exception as error:
         # Compilers and drivers raise anything.
         traceback.print_exc()
         said = str(error) if isinstance(error, PicError) else f"{type(error).__name__}: {str(error)[:1_000]}"
         found = Found(failures=[said])
+    if args.dry_run and item.not_on_a_cpu:
+        found.notes.insert(0, f"not on a CPU: {item.not_on_a_cpu}")
     status = "failed" if found.failures else "ok"
     record = _record(item, args, status, found, time.monotonic() - started)
     write_json(args.out / file_name(item.name), record)
@@ -164,7 +234,7 @@ def _work(args: argparse.Namespace) -> int:
 
 
 def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wall_s: float) -> Record:
-    environment = capture_environment()
+    environment = msgspec.structs.replace(capture_environment(), compiled_loops=load_loops())
     if args.commit:
         environment = msgspec.structs.replace(environment, commit=args.commit)
     return Record(

@@ -17,7 +17,9 @@ from pic_bench.out_folder import read_json
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.output import write_whole
 
-LIMIT_S: Final = 480.0  # seconds that an item may take
+LIMIT_S: Final = 480.0  # seconds that an item may take beside the starts of its servers
+START_S: Final = 240.0  # seconds that a start may take when `warm` has filled the caches of compiled kernels
+COLD_START_S: Final = 900.0
 
 
 class Figure(NamedTuple):
@@ -55,6 +57,12 @@ class Item(NamedTuple):
     work: str
     need: str = ""
     """A package that it needs beside torch and triton."""
+    servers: int = 0
+    """Servers that it starts, one after the other."""
+    is_cold: bool = False
+    """Whether its servers compile kernels that `warm` has not."""
+    not_on_a_cpu: str = ""
+    """What of it a dry run leaves out."""
 
 
 _TABLE: Final = tomllib.loads(Path(__file__).with_name("items.toml").read_text("utf8"))["item"]
@@ -99,6 +107,8 @@ class Work(NamedTuple):
     """For logs, models and whatever else it writes."""
     limit_s: float
     """Seconds that it may take; past them it is stopped."""
+    start_s: float = COLD_START_S
+    """Seconds of them that the start of a server may take."""
     model: str | None = None
     """A model folder for the 8B items, in place of dummy weights."""
 
@@ -157,8 +167,10 @@ def show(folder: Path, names: Sequence[str]) -> int:
     write_whole(folder / "table.md", f"{text}\n".encode())
     print(f"\n{text}")
     left = sum(1 for figure in FIGURES if figure.item not in records or records[figure.item].is_dry)
-    print(f"\n{len(FIGURES) - left} of {len(FIGURES)} figures' items have run on a card; records in {folder}")
-    return 1 if any(records[name].status not in ("ok", "left out") for name in names) else 0
+    total_s = sum(records[name].wall_s for name in names if name in records)
+    print(f"\n{len(names)} items took {total_s:.0f} s.", end=" ")
+    print(f"{len(FIGURES) - left} of {len(FIGURES)} figures' items have run on a card; records in {folder}")
+    return 1 if any(name not in records or records[name].status not in ("ok", "left out") for name in names) else 0
 
 
 def render(page: str, records: Mapping[str, Record]) -> str:

@@ -22,10 +22,7 @@ from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
 from pic_bench.serving import serving
 from sglang_pic.errors import BenchError
 
-_ROOT: Final = Path(__file__).resolve().parents[3]
-_START_S: Final = 240.0
-# Of a dry run, on a CPU that may be busy.
-_DRY_START_S: Final = 900.0
+MODELS_FOLDER: Final = Path(__file__).resolve().parents[3] / ".models"
 _CONTEXT_LEN: Final = 65_536
 # Below lie the special tokens of the usual vocabularies, and no 8B model has fewer ids.
 _FIRST_ID, _LAST_ID = 1_000, 30_000
@@ -53,8 +50,8 @@ def small_model(work: Work) -> Model:
         ConfigError: the package is not installed; the message says how to get it.
     """
     name = "tiny-gqa" if work.is_dry else "smollm2"
-    folder = prepare(name, _ROOT / ".models" / name, progress=print)
-    return Model(folder, _pool(work), 49_152)
+    folder = prepare(name, MODELS_FOLDER / name, progress=print)
+    return Model(folder, pool_flags(work), 49_152)
 
 
 def dummy_model(work: Work, name: str) -> Model:
@@ -65,11 +62,12 @@ def dummy_model(work: Work, name: str) -> Model:
     folder = work.folder / "models" / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_config(MODELS[name]), indent=2) + "\n")
-    flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", *_pool(work))
+    flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", *pool_flags(work))
     return Model(folder, flags, MODELS[name].vocab, is_dummy=True)
 
 
-def _pool(work: Work) -> tuple[str, ...]:
+def pool_flags(work: Work) -> tuple[str, ...]:
+    """A small pool in a dry run."""
     return ("--max-total-tokens", "24000") if work.is_dry else ()
 
 
@@ -116,12 +114,14 @@ def sound(
     """A server of `arm` until the block ends; its log is called `name`.
 
     Raises:
-        BenchError: it does not start, ends by itself or has logged a fault.
+        BenchError: it does not start, ends by itself or has logged a fault since it was healthy: SGLang's start logs
+            tracebacks of what it does without.
     """
-    named, start_s = msgspec.structs.replace(arm, name=name), _DRY_START_S if work.is_dry else _START_S
-    with serving(str(model.folder), named, work.folder, env=env, start_timeout_s=start_s) as server:
+    named = msgspec.structs.replace(arm, name=name)
+    with serving(str(model.folder), named, work.folder, env=env, start_timeout_s=work.start_s) as server:
         print(f"{name} is healthy after {server.ready_after_s:.0f} s", flush=True)
+        start = server.log_path.stat().st_size
         yield server
-        log = server.log_path.read_text("utf8", errors="replace")
+        log = server.log_path.read_bytes()[start:].decode("utf8", errors="replace")
         if found := _FAULTS.search(log):
             raise BenchError(f"{name}: the server logged a fault, see {server.log_path}: {log[found.start() :][:300]}")

@@ -34,6 +34,10 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sync_debug: Annotated[
         bool, "Have torch warn of every operation that makes the host wait for the GPU, from the first gap batch on."
     ] = False
+    replay_lora: Annotated[
+        bool,
+        "Let captured prefill graphs replay gap batches with LoRA adapters, which no device has shown to be right.",
+    ] = False
     watch_rows: Annotated[
         bool,
         "Watch every KV row and account for every slot and lock: the part `books` of `/server_info` (slow, on a CPU).",
@@ -54,6 +58,10 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     switches: ProbeConfig
     is_idle: bool
     """No request has a row."""
+    num_gap_passes: int
+    """Of the target model, since start-up."""
+    eager_gap_passes: list[int]
+    """Tokens of each of them that no captured graph replayed, of the last thousand at most."""
 
 
 class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

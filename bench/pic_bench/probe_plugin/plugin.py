@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -74,6 +75,12 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
         _hook("AFTER", f"{_PATH}.move_rows", faults.move_rows)
     if config.sync_debug:
         _hook("BEFORE", f"{_PATH}.lay_out", _warn_of_waits)
+    if config.replay_lora:
+        from sglang_pic.adapter.serve import forward
+
+        forward.REPLAYS_LORA = True
+    passes = _GapPasses()
+    _hook("AFTER", f"{_PATH}._compute_gaps", passes.count)
     # Ranks compute the same logits, so only the first one records.
     if config.record_dir is not None and ctx.tp_rank == 0:
         _hook("BEFORE", f"{_PATH}.__init__", partial(_add_recorder, Path(config.record_dir)))
@@ -83,16 +90,40 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
         _hook("AFTER", "sglang_pic.core.index.ContentIndex.publish", _check_invariants)
     if config.watch_rows:
         _watch_rows(ctx.tp_worker)
-    _hook("BEFORE", "sglang_pic.adapter.server_info.install", partial(_show, config, ctx.tp_worker.model_runner))
+    _hook(
+        "BEFORE", "sglang_pic.adapter.server_info.install", partial(_show, config, ctx.tp_worker.model_runner, passes)
+    )
     HookRegistry.apply_hooks()
     switches = ", ".join(config.names_on) or "nothing"
     logger.warning("sglang_pic: this server is for experiments only: %s switches on %s", PROBE_VARIABLE, switches)
 
 
-def _show(config: ProbeConfig, runner: Any, parts: dict[str, Any], *_: object) -> None:
+class _GapPasses:
+    """Counts gap passes by whether a captured graph replayed them."""
+
+    def __init__(self) -> None:
+        self.num_passes = 0
+        self.eager: deque[int] = deque(maxlen=1_000)
+
+    def count(self, output: Any, path: Any, _compute: object, _runner: object, _batch: object, *planned: Any) -> None:
+        """After a gap pass; those of start-up and of drafts do not count."""
+        of_pass, gap = planned
+        if path.recover is None or of_pass.of_draft:
+            return
+        self.num_passes += 1
+        if not output.can_run_graph:
+            self.eager.append(sum(gap.computed_lens))
+
+
+def _show(config: ProbeConfig, runner: Any, passes: _GapPasses, parts: dict[str, Any], *_: object) -> None:
     """Before the plugin shows its part of `/server_info`."""
     pool = runner.req_to_token_pool
-    parts["probe"] = lambda: ProbeReport(switches=config, is_idle=len(pool.free_slots) == pool.size)
+    parts["probe"] = lambda: ProbeReport(
+        switches=config,
+        is_idle=len(pool.free_slots) == pool.size,
+        num_gap_passes=passes.num_passes,
+        eager_gap_passes=list(passes.eager),
+    )
 
 
 def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **kwargs: Any) -> None:
@@ -154,6 +185,8 @@ class _Faults:
         """Each request's rows are one part of the batch's splice, in order."""
         self._flipped = []
         at = 0
+        if gap.fetch is not None and len(batch.reqs) == 1 and probe_of(batch.reqs[0]).flip_donors:
+            self._flipped.append(gap.fetch.dst)
         for req, plan in zip(batch.reqs, plans, strict=True):
             end = at + (0 if plan is None else plan.plan.num_spliced)
             probe = probe_of(req)
@@ -165,10 +198,13 @@ class _Faults:
 
     def move_rows(self, _result: None, path: Any, _gap: Any) -> None:
         """Every number of the rows changes its sign."""
+        import torch
+
         view = path.splicer.view
-        for slots in self._flipped:
-            for buffer, at in view.places(slots):
-                buffer[at] = -buffer[at]
+        if self._flipped:
+            for buffer, at in view.places(torch.cat(self._flipped).unique()):
+                # In float32, because torch cannot negate FP8.
+                buffer[at] = (-buffer[at].float()).to(buffer.dtype)
         self._flipped = []
 
 
