@@ -3,6 +3,7 @@ not is. Faults and records: keys left unrotated and rows corrupted, of the reque
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
-from pic_bench.probe_plugin.plugin import _Faults, _GapPasses
+from pic_bench.probe_plugin.plugin import _count, _Faults
 from pic_bench.probe_plugin.recorder import Recorder
 from pic_bench.probe_plugin.row_watch import RowWatch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -286,11 +287,11 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
 
 
 def test_gap_passes_are_counted_by_what_computed_them() -> None:
-    passes, gap = _GapPasses(), SimpleNamespace(computed_lens=[3, 4])
+    passes = Counter[bool]()
     for recover, of_draft, is_replayed in ((None, False, False), (1, True, False), (1, False, True), (1, False, False)):
         planned, output = SimpleNamespace(of_draft=of_draft), SimpleNamespace(can_run_graph=is_replayed)
-        passes.count(output, SimpleNamespace(recover=recover), None, None, None, planned, gap)
-    assert (passes.num_passes, list(passes.eager)) == (2, [7]), "neither start-up's nor a draft's"
+        _count(passes, output, SimpleNamespace(recover=recover), None, None, None, planned, None)
+    assert passes == {True: 1, False: 1}, "neither start-up's nor a draft's"
 
 
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:

@@ -78,16 +78,9 @@ def check_each(
     probe: Mapping[str, object] = PROBE,
     **options: Any,
 ) -> Found:
-    """One server for each name; what is wrong with one does not stop the next.
+    """One server for each name, and what `more` measures on it; what is wrong with one does not stop the next.
 
-    Args:
-        work: of the item.
-        model: of every server.
-        flags: of each server, by name.
-        config: the plugin's.
-        more: what else is measured on each server, into the raw results.
-        probe: its switches of the probe.
-        options: of `compare`.
+    `options` are of `compare`.
     """
     figures: dict[str, float] = {}
     failures, raw = [], {}
@@ -115,13 +108,8 @@ def compare(
 ) -> dict[str, Any]:
     """Mean KL in nats of the first token, by how a prompt was served; `count` prompts of `num_tokens`.
 
-    Args:
-        server: with the probe's `PROBE`.
-        model: its model.
-        count: of prompts.
-        num_tokens: of each.
-        leave: has rows leave the device for the host, from where equal prompts must be spliced then.
-        more: what every request's body has.
+    `leave` has rows leave the device for the host, from where equal prompts must be spliced then; every request's body
+    has `more`.
 
     Raises:
         BenchError: an equal prompt was not spliced, or not served from the prefix with `mode: off`.
@@ -133,7 +121,7 @@ def compare(
     draw = random.Random(11)
     kls: dict[str, list[float]] = {"spliced": [], "hit": [], "moved": [], "wrong": []}
     moved_share: list[float] = []
-    same = 0
+    same, guesses = 0, [0, 0]
     for _ in range(count):
         prompt, header = model.tokens(draw, num_tokens), model.tokens(draw, HEADER_TOKENS)
         cold = ask(prompt)
@@ -155,8 +143,10 @@ def compare(
             assert kl is not None, "top_logprobs_num asks for a list"
             kls[name].append(kl)
         same += cold.ids == again.ids
+        guesses = [guesses[0] + again.right_guesses, guesses[1] + hit.right_guesses]
     means = {name: float(np.mean(found)) for name, found in kls.items()}
-    return means | {"same_answers": same, "prompts": count, "moved_share": float(np.mean(moved_share))}
+    counts = {"same_answers": same, "prompts": count, "right_guesses": guesses}
+    return means | counts | {"moved_share": float(np.mean(moved_share))}
 
 
 def judge(found: dict[str, Any]) -> tuple[float, list[str]]:

@@ -28,20 +28,7 @@ from pic_traces.printable import printable_output
 from pic_bench.environment import capture_environment
 from pic_bench.frame import at_least, interrupt_on_sigterm
 from pic_bench.gpu import stand_ins
-from pic_bench.gpu.record import (
-    COLD_START_S,
-    ITEMS,
-    LIMIT_S,
-    START_S,
-    Found,
-    Item,
-    Record,
-    Work,
-    file_name,
-    read_records,
-    render,
-    show,
-)
+from pic_bench.gpu.record import ITEMS, Found, Item, Record, Work, file_name, read_records, render, show
 from pic_bench.out_folder import write_json
 from sglang_pic.core.native import load_loops
 from sglang_pic.errors import PicError
@@ -94,8 +81,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     model = "an 8B model for `defaults` and `latency` (default: dummy weights); one with recurrent state for `states`"
     add("--model", metavar="FOLDER", help=model)
     add("--commit", help="the commit to record where the checkout has no git")
-    limit = f"seconds an item may take (default: {LIMIT_S:.0f}, and {START_S:.0f} for each server that it starts, or"
-    limit += f" {COLD_START_S:.0f} before `warm` has run and where it compiles more)"
+    limit = "seconds an item may take (default: by the number of servers that it starts)"
     add("--limit-s", type=at_least(0.1), metavar="S", help=limit)
     add("--out", type=Path, default=Path("runs/gpu"), help="folder of records and logs (default: %(default)s)")
     add("--page", action="store_true", help=f"write the table of {_PAGE.relative_to(_ROOT)} from {_RESULTS.name}/")
@@ -122,18 +108,11 @@ def _unable(args: argparse.Namespace) -> str:
     return ""
 
 
-def _start_s(item: Item, args: argparse.Namespace) -> float:
-    """Seconds that a server of an item may take until it is healthy."""
-    path = args.out / file_name("warm")
-    if args.dry_run or item.is_cold or not path.exists():
-        return COLD_START_S
-    warm = msgspec.json.decode(path.read_bytes(), type=Record)
-    return START_S if warm.status == "ok" and not warm.is_dry else COLD_START_S
-
-
-def _limit_s(item: Item, args: argparse.Namespace) -> float:
-    """Seconds that an item may take, by the number of servers that it starts."""
-    return float(args.limit_s or LIMIT_S + item.servers * _start_s(item, args))
+def _limits_s(item: Item, args: argparse.Namespace) -> tuple[float, float]:
+    """Seconds that an item may take, and of these a start of a server."""
+    warm = read_records(args.out).get("warm")
+    limit_s, start_s = item.limits_s(is_warm=warm is not None and warm.status == "ok" and not warm.is_dry)
+    return args.limit_s or limit_s, start_s
 
 
 def _take(item: Item, args: argparse.Namespace, is_over: threading.Event) -> None:
@@ -162,7 +141,7 @@ def _run(item: Item, args: argparse.Namespace, is_over: threading.Event) -> Reco
         if item.servers and (plugin := _ROOT / "tests" / "e2e" / "plugin").exists():
             env |= {"PYTHONPATH": os.pathsep.join(map(str, (plugin, _ROOT, *filter(None, sys.path))))}
             env |= {"PIC_TEST_PLUGINS": _TEST_PLUGINS}
-    log_path, limit_s = path.with_suffix(".log"), _limit_s(item, args)
+    log_path, limit_s = path.with_suffix(".log"), _limits_s(item, args)[0]
     log_path.unlink(missing_ok=True)
     started, ending = time.monotonic(), "died"
     with log_path.open("wb") as log:
@@ -218,15 +197,15 @@ def _work(args: argparse.Namespace) -> int:
         # Servers are stopped on the way out.
         with interrupt_on_sigterm():
             run = getattr(import_module(f"pic_bench.gpu.{module}"), function)
-            work = Work(args.dry_run, args.out, _limit_s(item, args), _start_s(item, args), args.model)
+            work = Work(args.dry_run, args.out, *_limits_s(item, args), args.model)
             found: Found = run(work)
     except Exception as error:
         # Compilers and drivers raise anything.
         traceback.print_exc()
         said = str(error) if isinstance(error, PicError) else f"{type(error).__name__}: {str(error)[:1_000]}"
         found = Found(failures=[said])
-    if args.dry_run and item.not_on_a_cpu:
-        found.notes.insert(0, f"not on a CPU: {item.not_on_a_cpu}")
+    if args.dry_run:
+        found.notes.append(f"not on a CPU: {item.left_out}")
     status = "failed" if found.failures else "ok"
     record = _record(item, args, status, found, time.monotonic() - started)
     write_json(args.out / file_name(item.name), record)

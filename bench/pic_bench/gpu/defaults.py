@@ -31,8 +31,7 @@ OURS: Final = ("sglang_pic", "pic_kernels")
 _TEXT_TOKENS, _QUESTION_TOKENS = 2_000, 300
 # What stands before a text is a changed field up to 128 tokens; text behind more of them the default preset computes.
 _INSERTED_TOKENS: Final = 64
-Memory: TypeAlias = dict[str, list[int | None]]
-"""MiB of the card in use before an arm's server starts, when it is healthy and when it has answered."""
+_Memory: TypeAlias = dict[str, list[int | None]]  # MiB in use before an arm's start, after it and at its end
 
 
 def run_warm(work: Work) -> Found:
@@ -48,7 +47,7 @@ def run_defaults(work: Work) -> Found:
     """A stock server's answers, everything on ours, and the answers of another stock server."""
     model = dummy_model(work, "Llama-3.1-8B")
     count, num_tokens = (2, 300) if work.is_dry else (8, 2_000)
-    draw, memory = random.Random(3), Memory()
+    draw, memory = random.Random(3), _Memory()
     prompts = [model.tokens(draw, num_tokens) for _ in range(count)]
     stock = _stock_answers(work, "stock", model, prompts, memory)
     found = Found(raw={"memory_mib": memory})
@@ -64,13 +63,13 @@ def run_defaults(work: Work) -> Found:
     return found
 
 
-def _stock_answers(work: Work, name: str, model: Model, prompts: Sequence[list[int]], memory: Memory) -> list[Answer]:
+def _stock_answers(work: Work, name: str, model: Model, prompts: Sequence[list[int]], memory: _Memory) -> list[Answer]:
     with _watched(work, name, model, make_arm("stock", model), memory) as server:
         return [generate(server, prompt) for prompt in prompts]
 
 
 @contextmanager
-def _watched(work: Work, name: str, model: Model, arm: Arm, memory: Memory) -> Iterator[Server]:
+def _watched(work: Work, name: str, model: Model, arm: Arm, memory: _Memory) -> Iterator[Server]:
     """`sound`, noting the memory of the card as seen from outside."""
     memory[name] = [gpu_memory_mib()]
     with sound(work, f"defaults-{name}", model, arm) as server:
@@ -79,7 +78,7 @@ def _watched(work: Work, name: str, model: Model, arm: Arm, memory: Memory) -> I
         memory[name].append(gpu_memory_mib())
 
 
-def _measure(work: Work, model: Model, prompts: Sequence[list[int]], memory: Memory, found: Found) -> list[Answer]:
+def _measure(work: Work, model: Model, prompts: Sequence[list[int]], memory: _Memory, found: Found) -> list[Answer]:
     """Our server: its answers with `mode: off`; into `found` everything else."""
     arm = make_arm("pic", model, probe={**PROBE, "sync_debug": True})
     figures, raw = found.figures, found.raw
@@ -94,12 +93,12 @@ def _measure(work: Work, model: Model, prompts: Sequence[list[int]], memory: Mem
             found.failures.extend(wrong)
         except PicError as error:
             found.failures.append(str(error))
-        raw["gap_passes"] = gap_passes(server)
+        raw["probe"] = entry(server, "probe")
         log = server.log_path
     raw["waits"] = waits(log)
     if work.is_dry:
         return strict
-    figures["replayed"] = replayed_share(raw["gap_passes"])
+    figures["replayed"] = replayed_share(raw["probe"])
     if not any(_PROBES_OWN in place for place in raw["waits"]):
         found.failures.append("the probe's own wait is not in the log: torch's warnings do not arrive there")
     else:
@@ -107,16 +106,16 @@ def _measure(work: Work, model: Model, prompts: Sequence[list[int]], memory: Mem
     return strict
 
 
-def gap_passes(server: Server) -> dict[str, Any]:
-    """What the probe says of the server's gap passes."""
+def entry(server: Server, part: str) -> dict[str, Any]:
+    """A part of what the plugin shows in `/server_info`."""
     (state,) = msgspec.json.decode(server.get("/server_info"))["internal_states"]
-    return {name: value for name, value in state["pic"]["probe"].items() if name.endswith("gap_passes")}
+    found: dict[str, Any] = state["pic"][part]
+    return found
 
 
-def replayed_share(passes: dict[str, Any]) -> float:
-    """The share of gap passes that a captured graph replayed; NaN where there were none."""
-    num_passes, num_eager = passes["num_gap_passes"], len(passes["eager_gap_passes"])
-    return 1 - num_eager / num_passes if num_passes else float("nan")
+def replayed_share(probe: dict[str, Any]) -> float:
+    """The share of a server's gap passes that a captured graph replayed; NaN where there were none."""
+    return probe["num_replayed"] / probe["num_gap_passes"] if probe["num_gap_passes"] else float("nan")
 
 
 def gate_figures(log: str) -> dict[str, float]:

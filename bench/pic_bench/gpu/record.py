@@ -17,9 +17,8 @@ from pic_bench.out_folder import read_json
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.output import write_whole
 
-LIMIT_S: Final = 480.0  # seconds that an item may take beside the starts of its servers
-START_S: Final = 240.0  # seconds that a start may take when `warm` has filled the caches of compiled kernels
-COLD_START_S: Final = 900.0
+# Seconds: of an item beside the starts of its servers, of a start with compiled kernels, of a start without.
+_LIMIT_S, _START_S, COLD_START_S = 480.0, 240.0, 900.0
 
 
 class Figure(NamedTuple):
@@ -59,14 +58,28 @@ class Item(NamedTuple):
     """A package that it needs beside torch and triton."""
     servers: int = 0
     """Servers that it starts, one after the other."""
-    is_cold: bool = False
-    """Whether its servers compile kernels that `warm` has not."""
+    is_warmed: bool = False
+    """Whether `warm` has compiled all that its servers need."""
     not_on_a_cpu: str = ""
-    """What of it a dry run leaves out."""
+    """What of it a dry run leaves out, beside `left_out`."""
+
+    def limits_s(self, *, is_warm: bool) -> tuple[float, float]:
+        """Seconds that it may take, and of these a start of a server, where `warm` has run and where not."""
+        start_s = _START_S if is_warm and self.is_warmed else COLD_START_S
+        return _LIMIT_S + self.servers * start_s, start_s
+
+    @property
+    def left_out(self) -> str:
+        """What a dry run leaves out."""
+        ours = "SGLang's kernels, captured graphs" if self.servers else "compiled kernels"
+        return ", ".join(filter(None, (f"{ours} (PyTorch or Triton's interpreter computes)", self.not_on_a_cpu)))
 
 
 _TABLE: Final = tomllib.loads(Path(__file__).with_name("items.toml").read_text("utf8"))["item"]
-ITEMS: Final = tuple(Item(**{name: value for name, value in each.items() if name != "figures"}) for each in _TABLE)
+ITEMS: Final = tuple(
+    Item(**{"need": "sglang" if "servers" in each else ""} | {name: each[name] for name in each if name != "figures"})
+    for each in _TABLE
+)
 FIGURES: Final = tuple(Figure(item=each["name"], **one) for each in _TABLE for one in each.get("figures", ()))
 MARKS: Final = ("<!-- gpu: begin -->", "<!-- gpu: end -->")  # around the table of the page
 

@@ -60,8 +60,8 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     """No request has a row."""
     num_gap_passes: int
     """Of the target model, since start-up."""
-    eager_gap_passes: list[int]
-    """Tokens of each of them that no captured graph replayed, of the last thousand at most."""
+    num_replayed: int
+    """Of these, the passes that a captured graph replayed."""
 
 
 class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -79,8 +79,8 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
         from sglang_pic.adapter.serve import forward
 
         forward.REPLAYS_LORA = True
-    passes = _GapPasses()
-    _hook("AFTER", f"{_PATH}._compute_gaps", passes.count)
+    passes = Counter[bool]()
+    _hook("AFTER", f"{_PATH}._compute_gaps", partial(_count, passes))
     # Ranks compute the same logits, so only the first one records.
     if config.record_dir is not None and ctx.tp_rank == 0:
         _hook("BEFORE", f"{_PATH}.__init__", partial(_add_recorder, Path(config.record_dir)))
@@ -98,31 +98,29 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
     logger.warning("sglang_pic: this server is for experiments only: %s switches on %s", PROBE_VARIABLE, switches)
 
 
-class _GapPasses:
-    """Counts gap passes by whether a captured graph replayed them."""
-
-    def __init__(self) -> None:
-        self.num_passes = 0
-        self.eager: deque[int] = deque(maxlen=1_000)
-
-    def count(self, output: Any, path: Any, _compute: object, _runner: object, _batch: object, *planned: Any) -> None:
-        """After a gap pass; those of start-up and of drafts do not count."""
-        of_pass, gap = planned
-        if path.recover is None or of_pass.of_draft:
-            return
-        self.num_passes += 1
-        if not output.can_run_graph:
-            self.eager.append(sum(gap.computed_lens))
+def _count(
+    passes: Counter[bool],
+    output: Any,
+    path: Any,
+    _compute: object,
+    _runner: object,
+    _batch: object,
+    planned: Any,
+    *_: Any,
+) -> None:
+    """After a gap pass: whether a captured graph replayed it; those of start-up and of drafts do not count."""
+    if path.recover is not None and not planned.of_draft:
+        passes[output.can_run_graph] += 1
 
 
-def _show(config: ProbeConfig, runner: Any, passes: _GapPasses, parts: dict[str, Any], *_: object) -> None:
+def _show(config: ProbeConfig, runner: Any, passes: Counter[bool], parts: dict[str, Any], *_: object) -> None:
     """Before the plugin shows its part of `/server_info`."""
     pool = runner.req_to_token_pool
     parts["probe"] = lambda: ProbeReport(
         switches=config,
         is_idle=len(pool.free_slots) == pool.size,
-        num_gap_passes=passes.num_passes,
-        eager_gap_passes=list(passes.eager),
+        num_gap_passes=passes.total(),
+        num_replayed=passes[True],
     )
 
 
