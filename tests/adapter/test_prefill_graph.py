@@ -71,18 +71,27 @@ def capturing_runner(runner: Any) -> Any:
 
 def run_cases(runner: Any, _: object) -> dict[str, object]:
     """The self-test, with graphs that take its gap batches and with graphs that do not, and what was replayed."""
-    splicer = spliced_path(runner).splicer
+    path = spliced_path(runner)
+    compute, said = path._compute_gaps, list[bool]()
+
+    def compute_gaps(*args: Any) -> Any:
+        output = compute(*args)
+        said.append(output.can_run_graph)
+        return output
+
+    path._compute_gaps = compute_gaps  # type: ignore[method-assign]
 
     def test() -> object:
         with torch.no_grad():
-            return run_self_test(runner, splicer, PicConfig(), tokenizer=None, max_gaps=32, tp_group=None)
+            return run_self_test(runner, path.splicer, PicConfig(), tokenizer=None, max_gaps=32, tp_group=None)
 
     runner.prefill_cuda_graph_runner = graphs = capturing_runner(runner)
     results: dict[str, object] = {}
     for name, most in (("replayed", graphs.max_bs), ("too many sequences", 1)):
         graphs.max_bs = most
         graphs.backend.served.clear()
-        results[name] = {"test": test(), "replays": list(graphs.backend.served)}
+        said.clear()
+        results[name] = {"test": test(), "replays": list(graphs.backend.served), "said": list(said)}
     return results
 
 
@@ -100,6 +109,9 @@ def test_a_breakable_graph_replays_gap_batches_as_exactly_as_they_run_eagerly(mo
     assert len(gaps) == 9, "three spliced passes of each of three prompts"
     assert {sequences for _, sequences in gaps} == {2, 3}
     assert {sequences for _, sequences in bounded["replays"]} == {1}
+    assert all(replayed["said"]), "what the experiments' plugin counts"
+    assert len(replayed["said"]) == len(bounded["said"]) >= 9
+    assert not any(bounded["said"])
     assert replayed["test"]["measured"]["reordered"]["kl_nats"] == pytest.approx(
         bounded["test"]["measured"]["reordered"]["kl_nats"], rel=1e-3
     )

@@ -73,7 +73,7 @@ def test_in_bf16_a_splice_is_no_further_off_than_an_exact_hit(client: Client) ->
 
     A prompt is served again in a namespace where only the chunks of its cold self are donors: at shift 0.
     """
-    hits, splices = [], []
+    hits, splices, before = [], [], client.internal_state()["probe"]["num_gap_passes"]
     for session in load("gen:random?calls=1&sessions=6&prompt=250&seed=4"):
         (call,) = session.calls()
         tokens = client.post("/tokenize", {"prompt": "\n".join(str(m["content"]) for m in call.messages)})["tokens"]
@@ -84,5 +84,7 @@ def test_in_bf16_a_splice_is_no_further_off_than_an_exact_hit(client: Client) ->
         first, of_hit, of_splice = ({str(k): v for k, v in a.first_token.items()} for a in (cold, hit, spliced))
         hits.append(top_k_kl(first, of_hit))
         splices.append(top_k_kl(first, of_splice))
+    probe = client.internal_state()["probe"]
+    assert (probe["num_gap_passes"] - before, probe["num_replayed"]) == (6, 0), "no graphs on a CPU"
     # Six prompts leave room for luck; a wrong rotation or a row out of place is orders of magnitude further off.
     assert sum(splices) <= 2 * sum(hits) + 6e-3
