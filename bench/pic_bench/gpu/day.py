@@ -103,7 +103,7 @@ def _unable(args: argparse.Namespace) -> str:
     if not args.dry_run and os.environ.get("SGLANG_PIC_LOOPS") != "python" and not load_loops():
         return (
             "numba does not compile the loops of plans, so that plans take 100 times longer and figures miss their "
-            "aims: pip install numba==0.65.1, or measure without by SGLANG_PIC_LOOPS=python."
+            "aims: pip install numba, or measure without by SGLANG_PIC_LOOPS=python."
         )
     return ""
 
