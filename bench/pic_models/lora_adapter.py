@@ -12,8 +12,9 @@ def write_adapter(folder: Path, seed: int, model: Path) -> Path:
     from safetensors.torch import save_file
 
     dims, draw = json.loads((model / "config.json").read_text("utf8")), torch.Generator().manual_seed(seed)
-    hidden, head, keys = dims["hidden_size"], dims["head_dim"], dims["num_key_value_heads"]
-    heads, weights = {"q_proj": dims["num_attention_heads"], "k_proj": keys, "v_proj": keys}, {}
+    hidden, keys, queries = dims["hidden_size"], dims["num_key_value_heads"], dims["num_attention_heads"]
+    head = dims.get("head_dim", hidden // queries)
+    heads, weights = {"q_proj": queries, "k_proj": keys, "v_proj": keys}, {}
     for layer in range(dims["num_hidden_layers"]):
         for part, number in heads.items():
             name = f"base_model.model.model.layers.{layer}.self_attn.{part}"

@@ -81,8 +81,10 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Answers]:
     monkeypatch.setattr(servers, "serving", start)
     monkeypatch.setattr(serving, "request", stream)
     monkeypatch.setattr(serving, "read_events", lambda answer: answer)
+    dims = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(dims))
     for module in (servers, variants):
-        monkeypatch.setattr(module, "prepare", lambda _name, folder, progress: folder)
+        monkeypatch.setattr(module, "prepare", lambda _name, folder, progress: tmp_path)
     used = iter(range(1_000, 2_000, 7))
     monkeypatch.setattr(defaults, "gpu_memory_mib", lambda: next(used))
     return found

@@ -108,8 +108,11 @@ def run_audits(work: Work) -> Found:
 
 
 def run_lora(work: Work) -> Found:
-    """An 8B model with an adapter: gap passes run eagerly, as by default, then replayed by captured graphs."""
-    model = dummy_model(work._replace(model=None), "Llama-3.1-8B")
+    """A small model with an adapter: gap passes run eagerly, as by default, then replayed by captured graphs.
+
+    SGLang loads no adapter beside dummy weights.
+    """
+    model = small_model(work)
     adapter = write_adapter(work.folder / "models" / "adapter", 1, model.folder)
     flags = (*LORA, "--lora-paths", f"one={adapter}", *(("--lora-backend", "torch_native") if work.is_dry else ()))
     found = Found()
