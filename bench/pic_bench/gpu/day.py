@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     wanted = [item for item in ITEMS if not args.item or item.name in args.item]
     print(f"gpu: {len(wanted)} items, {'with' if find_spec('sglang') else 'without'} SGLang, into {args.out}")
-    is_over = threading.Event()
+    is_over, started = threading.Event(), time.monotonic()
     # A dry run measures nothing, so two items share a CPU.
     with interrupt_on_sigterm(), ThreadPoolExecutor(2 if args.dry_run else 1) as threads:
         try:
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             is_over.set()
             threads.shutdown(cancel_futures=True)
             done = show(args.out, [item.name for item in wanted])
+            print(f"{len(wanted)} items took {time.monotonic() - started:.0f} s", flush=True)
     return done
 
 

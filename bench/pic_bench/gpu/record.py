@@ -180,9 +180,7 @@ def show(folder: Path, names: Sequence[str]) -> int:
     write_whole(folder / "table.md", f"{text}\n".encode())
     print(f"\n{text}")
     left = sum(1 for figure in FIGURES if figure.item not in records or records[figure.item].is_dry)
-    total_s = sum(records[name].wall_s for name in names if name in records)
-    print(f"\n{len(names)} items took {total_s:.0f} s.", end=" ")
-    print(f"{len(FIGURES) - left} of {len(FIGURES)} figures' items have run on a card; records in {folder}")
+    print(f"\n{len(FIGURES) - left} of {len(FIGURES)} figures' items have run on a card; records in {folder}")
     return 1 if any(name not in records or records[name].status not in ("ok", "left out") for name in names) else 0
 
 
