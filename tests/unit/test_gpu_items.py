@@ -119,6 +119,22 @@ def test_defaults_says_what_graphs_replayed_and_what_our_start_takes(started: li
     assert not defaults.replayed_share({"num_gap_passes": 0, "num_replayed": 0}) >= 0, "NaN meets no aim"
 
 
+def test_a_server_that_fails_leaves_what_was_measured_before(
+    started: list[Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Answers.post
+
+    def fail(self: Answers, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.name == "defaults-twin":
+            raise BenchError("out of memory")
+        return answer(self, path, body)
+
+    monkeypatch.setattr(Answers, "post", fail)
+    found = run(DEFAULTS, tmp_path)
+    assert found.failures == ["out of memory"]
+    assert {"replayed", "waits", "off_equal", "start_memory"} <= set(found.figures)
+
+
 @pytest.mark.parametrize(("names", "is_ours"), [(("defaults-pic",), True), (("defaults-pic", "defaults-twin"), False)])
 def test_an_answer_is_wrong_where_two_stock_servers_agree_on_another(
     names: tuple[str, ...], is_ours: bool, started: list[Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -44,23 +44,34 @@ def run_warm(work: Work) -> Found:
 
 
 def run_defaults(work: Work) -> Found:
-    """A stock server's answers, everything on ours, and the answers of another stock server."""
+    """A stock server's answers, everything on ours, and the answers of another stock server.
+
+    Where a server fails, what was measured before is kept.
+    """
     model = dummy_model(work, "Llama-3.1-8B")
     count, num_tokens = (2, 300) if work.is_dry else (8, 2_000)
     draw, memory = random.Random(3), _Memory()
     prompts = [model.tokens(draw, num_tokens) for _ in range(count)]
-    stock = _stock_answers(work, "stock", model, prompts, memory)
     found = Found(raw={"memory_mib": memory})
-    strict = _measure(work, model, prompts, memory, found)
-    twin = _stock_answers(work, "twin", model, prompts, memory)
-    equal, twins = ([one.ids == other.ids for one, other in zip(stock, each, strict=True)] for each in (strict, twin))
-    found.figures.update({"off_equal": sum(equal) / count, "stock_equal": sum(twins) / count})
-    if wrong := sum(twins[i] and not equal[i] for i in range(count)):
+    try:
+        stock = _stock_answers(work, "stock", model, prompts, memory)
+        strict = _measure(work, model, prompts, memory, found)
+        found.figures["off_equal"] = sum(_equal(stock, strict)) / count
+        grown = [used[1] - used[0] for used in memory.values() if used[0] is not None and used[1] is not None]
+        if len(grown) == 2:
+            found.figures["start_memory"] = grown[1] - grown[0]
+        twin = _equal(stock, _stock_answers(work, "twin", model, prompts, memory))
+    except (PicError, OSError) as error:
+        found.failures.append(str(error))
+        return found
+    found.figures["stock_equal"] = sum(twin) / count
+    if wrong := sum(same and not ours for same, ours in zip(twin, _equal(stock, strict), strict=True)):
         found.failures.append(f"{wrong} of {count} answers of `mode: off` differ from those of both stock servers")
-    grown = {name: used[1] - used[0] for name, used in memory.items() if used[0] is not None and used[1] is not None}
-    if len(grown) == len(memory):
-        found.figures["start_memory"] = grown["pic"] - grown["stock"]
     return found
+
+
+def _equal(these: Sequence[Answer], those: Sequence[Answer]) -> list[bool]:
+    return [one.ids == other.ids for one, other in zip(these, those, strict=True)]
 
 
 def _stock_answers(work: Work, name: str, model: Model, prompts: Sequence[list[int]], memory: _Memory) -> list[Answer]:
@@ -93,12 +104,11 @@ def _measure(work: Work, model: Model, prompts: Sequence[list[int]], memory: _Me
             found.failures.extend(wrong)
         except PicError as error:
             found.failures.append(str(error))
-        raw["probe"] = entry(server, "probe")
-        log = server.log_path
-    raw["waits"] = waits(log)
+        raw["probe"], raw["waits"] = entry(server, "probe"), waits(server.log_path)
+        if not work.is_dry:
+            figures["replayed"] = replayed_share(raw["probe"])
     if work.is_dry:
         return strict
-    figures["replayed"] = replayed_share(raw["probe"])
     if not any(_PROBES_OWN in place for place in raw["waits"]):
         found.failures.append("the probe's own wait is not in the log: torch's warnings do not arrive there")
     else:
