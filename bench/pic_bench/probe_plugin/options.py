@@ -58,9 +58,9 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     switches: ProbeConfig
     is_idle: bool
     """No request has a row."""
-    num_gap_passes: int
+    num_gap_passes: int = 0
     """Of the target model, since start-up."""
-    num_replayed: int
+    num_replayed: int = 0
     """Of these, the passes that a captured graph replayed."""
 
 
