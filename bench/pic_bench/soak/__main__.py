@@ -38,6 +38,7 @@ from pic_traces.encode import load_encoder
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
 from pic_bench.frame import Finding, Result, Study, add_options, keep, progress, result_of
+from pic_bench.probe_plugin import PROBE_PLUGIN
 from pic_bench.serving import arm_server, side_by_side
 from pic_bench.soak.client import Judge, Outcome, send
 from pic_bench.soak.load import SETTING, Fault, Request, Session, Setup, requests, sessions
@@ -73,6 +74,8 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
     setup: str = ""
     """Its name in soak.toml; earlier runs had none."""
+    arm: str = "pic"
+    """What is watched: `off` is the patched server with splicing switched off, `stock` SGLang without the plugin."""
     model: str
     seed: int
     page_size: int
@@ -145,11 +148,14 @@ def _soak(args: argparse.Namespace, name: str, logs: Path) -> Soak:
     logs.mkdir(parents=True, exist_ok=True)
     model = prepare(setup.model, args.models / setup.model)
     encoder = load_encoder(str(model))
-    with _servers(args.models, model, setup, logs) as (stock, pic):
+    with _servers(args.models, model, setup, logs, args.arm) as (stock, pic):
         patient, judge = Patient(pic), Judge(stock)
-        control = _control(args.seed, setup, patient, judge) if setup.page_size == 1 else None
+        has_control = setup.page_size == 1 and args.arm == "pic"
+        control = _control(args.seed, setup, patient, judge) if has_control else None
         stale, now = patient.stale_rows(), time.monotonic()
         run = _Run(args, name, setup, logs / _STORE, patient, judge, control, stale, now)
+        if args.arm == "off":
+            run.set_mode(0)
         waiting = enumerate(sessions(encoder, args.seed))
         rng = random.Random(args.seed)
         known: set[str] = set()
@@ -241,6 +247,7 @@ class _Run:
             Soak,
             self.args,
             setup=self.name,
+            arm=self.args.arm,
             model=self.setup.model,
             page_size=self.setup.page_size,
             pool_tokens=self.setup.pool_tokens,
@@ -279,6 +286,8 @@ class _Run:
             # While splicing is off every answer is a stock server's.
             off = self._time_off if request.fault is Fault.NONE and request.logprob_start is None else None
             sent = request if off is None else request._replace(is_compared=True)
+            if self.args.arm == "stock" and request.fault is Fault.INVALID:
+                continue  # Only the plugin refuses its own options.
             outcome = send(self.patient.server, sent)
             is_exact = request.is_compared or (off is not None and off == self._time_off)
             if outcome.answer is not None and is_exact:
@@ -295,7 +304,7 @@ class _Run:
         """Switch splicing off or on by chance."""
         if self.off_at is None:
             if rng.random() < 0.2:
-                self._set_mode(0)
+                self.set_mode(0)
                 self.off_at, self.num_switches = time.monotonic(), self.num_switches + 1
         elif self.spliced_at_off is None:
             if time.monotonic() - self.off_at > _SWITCHED_S:
@@ -308,9 +317,10 @@ class _Run:
             self.num_spliced_off += self._num_spliced() - self.spliced_at_off
         if self.off_at is not None:
             self.off_at = self.spliced_at_off = None
-            self._set_mode(1)
+            self.set_mode(1)
 
-    def _set_mode(self, mode: int) -> None:
+    def set_mode(self, mode: int) -> None:
+        """Switch splicing off or on."""
         self.patient.server.post("/set_internal_state", {"server_args": {"pic_mode": mode}})
 
     def _num_spliced(self) -> int:
@@ -375,8 +385,8 @@ def _random_tokens(rng: random.Random, number: int) -> list[int]:
 
 
 @contextmanager
-def _servers(models: Path, model: Path, setup: Setup, logs: Path) -> Iterator[tuple[Server, Server]]:
-    """The stock server and the patched one, with PD disaggregation a `Pair`."""
+def _servers(models: Path, model: Path, setup: Setup, logs: Path, arm: str) -> Iterator[tuple[Server, Server]]:
+    """The stock server and the watched one, with PD disaggregation a `Pair`."""
     for draft in re.findall(r"\{models\}/(\S+)", setup.draft or ""):
         prepare(draft, models / draft)
     patched = setup.patched_flags.replace("{models}", str(models)).replace("{store}", str(logs / _STORE))
@@ -384,9 +394,13 @@ def _servers(models: Path, model: Path, setup: Setup, logs: Path) -> Iterator[tu
     both += ["--page-size", str(setup.page_size)]
     stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(SETTING.config).decode())
     variables = SETTING.environment
+    watched, of_watched = pic, dict[str, str | None](variables["patched"])
+    if arm == "stock":
+        watched = stock
+        of_watched |= {"SGLANG_PLUGINS": f"{stock.env['SGLANG_PLUGINS']},{PROBE_PLUGIN}"}
     servers = [
         arm_server(str(model), stock, logs / "stock.log", flags=roomy, env=variables["stock"]),
-        arm_server(str(model), pic, logs / "pic.log", flags=tight, probe=SETTING.probe, env=variables["patched"]),
+        arm_server(str(model), watched, logs / f"{arm}.log", flags=tight, probe=SETTING.probe, env=of_watched),
     ]
     if "prefill" in setup.parts:
         decode = arm_server(

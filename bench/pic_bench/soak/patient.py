@@ -83,7 +83,7 @@ class Patient:
         self.num_idle_points += 1
         where = f"idle point {self.num_idle_points}"
         self.leaks += [f"{where}: {problem}" for each in books for problem in each["problems"]]
-        for pin in (pin for state in states for pin in state["pins"]["held"]):
+        for pin in (pin for state in states if "pins" in state for pin in state["pins"]["held"]):
             if (pin["name"], pin["extra_key"], pin["has_salt"]) not in self._pins:
                 self.leaks.append(f"{where}: nobody set the pin {pin['name']}")
         return _added(books)
@@ -96,12 +96,12 @@ class Patient:
         if left := {name: books[name] for name in _EMPTIED if books[name]}:
             self.leaks.append(f"left by a flush: {left}")
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> Counter[str]:
         """The plugin's counters and the requests that were retracted, without the metrics' prefix."""
         pages = [server.get("/metrics") for server in self._servers]
         found = {name.removeprefix("sglang:pic_"): round(value) for name, value in pic_counters(pages[0]).items()}
         retracted = re.findall(r"^sglang:num_retracted_requests_total\{.*\} (\S+)$", "\n".join(pages), re.MULTILINE)
-        return found | {"retractions": round(sum(map(float, retracted)))}
+        return Counter(found | {"retractions": round(sum(map(float, retracted)))})
 
     def memory(self, started_at: float) -> Memory:
         """How resident memory went since then."""
