@@ -74,7 +74,9 @@ async def streamed(send: Send, *steps: dict[str, Any] | Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "steps", [[BAD], [event("response.created"), BAD], [GOOD, BAD], [event("created"), GOOD, BAD]], ids=str
+    "steps",
+    [[BAD], [event("response.created"), BAD], [GOOD, BAD], [event("created"), GOOD, BAD]],
+    ids=["refused", "event-refused", "prompt-refused", "event-prompt-refused"],
 )
 def test_a_stream_that_is_refused_before_its_first_token_is_an_http_400(steps: list[Any]) -> None:
     assert is_refused(answered(lambda send: streamed(send, *steps)))

@@ -83,16 +83,16 @@ class TreeResolver:
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         on_host = OnHost(result.last_device_node) if self._host is None else self._host.find(result)
         # NOTE: most candidates are left out of the plan, and collecting slots is work for the device.
-        (nodes,) = self._tree.tree_core.collect_path_info([on_host.node])
-        num_here = sum(each.full_value_len or 0 for each in nodes)
+        (on_path,) = self._tree.tree_core.collect_path_info([on_host.node])
+        num_here = sum(each.full_value_len or 0 for each in on_path)
         num_rows = num_here + len(on_host.slots)
         length = num_rows + beyond if num_rows else 0
         holes: Sequence[Span] = ()
         if self._windows is not None:
             holes = self._windows.holes(key, num_rows)
             if holes and self._host is not None:
-                there, holding = self._windows.on_host(result.best_match_node, holes)
-                on_host = on_host._replace(nodes=[*on_host.nodes, *holding], windows=there)
+                there, nodes = self._windows.on_host(result.best_match_node, holes)
+                on_host = on_host._replace(nodes=[*on_host.nodes, *nodes], windows=there)
                 holes = subtract_spans(holes, [(each.start, each.end) for each in there])
         # NOTE: the path is locked at every moment, and has exactly one lock if an exception is raised.
         self._found[path] = _Resident(length, num_here, on_host, self._lock(on_host), holes)
