@@ -159,6 +159,14 @@ SERVERS = {
     "gpt_oss_page64.host": _float32(
         *("tiny-gpt-oss", 64, "--max-total-tokens", "4096", "--swa-full-tokens-ratio", "0.5", *_HOST), is_slow=True
     ),
+    # One request that decodes, one prompt in chunks and its donors fill the pool.
+    "gpt_oss_page16.full_pool": _float32(
+        *("tiny-gpt-oss", 16, "--max-total-tokens", "1104", "--swa-full-tokens-ratio", "1"),
+        *("--chunked-prefill-size", "64"),
+        config={**_TAKE_EVERY_RUN, "audit_rate": 0.0, "core": {"preset": "most"}},
+        probe=_CHECKED,
+        is_slow=True,
+    ),
     # Windows have half as many slots as the other layers, and room for an audit.
     "gpt_oss_page16.small_pool": _float32(
         *("tiny-gpt-oss", 16, *_SMALL_POOL, "--max-total-tokens", "5200", "--swa-full-tokens-ratio", "0.5"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Client, divergence, random_tokens
+from tests.e2e.serving import Client, divergence, random_tokens, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -37,4 +39,26 @@ def test_what_an_answer_left_outside_its_window_is_computed(client: Client) -> N
     again = client.generate([*random_tokens(2, 90), *prompt, *answer.ids], max_new_tokens=1)
     assert 150 < again.chunk_hit_tokens < 400
     client.flush()
+    assert client.faults() == ""
+
+
+@on_servers("gpt_oss_page16.full_pool")
+def test_a_prompt_in_chunks_that_finds_no_room_beside_its_donors_keeps_its_answer(client: Client) -> None:
+    """SGLang gives its next chunk no slots while they are locked, but would give some to the prompts behind it."""
+    for number in range(3):
+        donor, decoding = random_tokens(number, 450), random_tokens(10 + number, 330)
+        prompt = [*random_tokens(20 + number, 100), *donor[330:], *random_tokens(30 + number, 120)]
+        client.flush()
+        full = client.generate(prompt, pic={"mode": "off"})
+        client.flush()
+        client.generate(donor, max_new_tokens=1)
+        before = client.counters()
+        with ThreadPoolExecutor(5) as pool:
+            pool.submit(client.generate, decoding, max_new_tokens=390)
+            wait_until(lambda: client.grown(before)["prompt_tokens"] >= len(decoding))  # noqa: B023
+            answer = pool.submit(client.generate, prompt)
+            for other in range(3):
+                pool.submit(client.generate, random_tokens(40 + 3 * number + other, 20))
+        assert answer.result().ids == full.ids
+        assert client.grown(before)["fallbacks:memory"] > 0
     assert client.faults() == ""
