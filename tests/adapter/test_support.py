@@ -247,6 +247,7 @@ def test_every_spelling_is_read_as_sglang_resolves_it(
 
 ELSEWHERE = {
     "adapter/doctor/cards.py": "doctor itself",
+    "adapter/doctor/model_folder.py": "doctor itself",
     "adapter/doctor/server.py": "doctor itself",
     "adapter/features/drafts/draft.py": "the live draft, whose attention backend and pools the tables judge",
     "adapter/features/drafts/draft_on_host.py": "which of the live heads SGLang keeps on the host",
