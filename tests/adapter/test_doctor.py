@@ -201,12 +201,8 @@ def answers(
     return fresh.submit(ask, others | cases).result(280)
 
 
-ODD: dict[str, object] = {
-    "quantization_config": [1],
-    "rope_parameters": ["a"],
-    "architectures": None,
-    "max_position_embeddings": None,
-}
+ODD: dict[str, object] = {"quantization_config": [1], "rope_parameters": ["a"]}
+ODD |= dict.fromkeys(("architectures", "max_position_embeddings"))
 """Keys of a configuration, and values that SGLang or transformers stumble over."""
 SERVED = {
     "hopper": {"LlamaForCausalLM", "RotaryEmbedding", "rows of bfloat16", "pages of 1", "tensor parallelism of 1"},
