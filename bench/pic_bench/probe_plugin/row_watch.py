@@ -40,7 +40,6 @@ _MAX_LOGGED = 20
 _CONTENT_EVERY = 8
 # Passes and other events of which the journal is kept, for the first rows that are read for another token.
 _JOURNAL_LEN = 4000
-_MAX_TOLD = 12
 
 
 class _Claim(NamedTuple):
@@ -159,11 +158,11 @@ class RowWatch:
         self._laid_out: _Claim | None = None
         self._claim: _Claim | None = None
         self._moved_ahead = torch.empty(0, dtype=torch.int64)
-        self._num_passes = self._num_reports = self._num_told = 0
+        self._num_passes = self._num_reports = self._num_events = 0
         self._event = torch.zeros(view.num_slots, dtype=torch.int64)
         """The number of the event that last changed a slot's line."""
-        self._journal: deque[str] = deque(maxlen=_JOURNAL_LEN)
-        self._num_events = 0
+        self._journal: deque[tuple[int, str]] = deque(maxlen=_JOURNAL_LEN)
+        """The latest events by number."""
         self.found: Counter[str] = Counter()
         """Rows that are wrong, by what is wrong with them."""
         self.num_spliced = 0
@@ -388,7 +387,7 @@ class RowWatch:
             slots = table[row, : len(tokens)].to(torch.int64)
             wrong = (self._token[slots] != tokens) | (self._position[slots] != torch.arange(len(tokens)))
             self._report("read for another token", wrong, slots)
-            if wrong.any():
+            if wrong.any() and self._num_reports <= _MAX_LOGGED:
                 self._tell(req, wrong, slots, tokens)
             self._report("read from a freed slot", self._is_free(slots) & ~wrong, slots)
             if with_content:
@@ -398,16 +397,14 @@ class RowWatch:
         """An event that changed the lines of `slots`."""
         self._num_events += 1
         self._event[slots] = self._num_events
-        self._journal.append(f"{self._num_events} {what}")
+        self._journal.append((self._num_events, what))
 
     def _tell(self, req: Any, wrong: Tensor, slots: Tensor, tokens: Tensor) -> None:
         """Log what is known of rows that a request reads for other tokens than its own."""
-        self._num_told += 1
-        if self._num_told > _MAX_TOLD:
-            return
         places = wrong.nonzero()[:, 0]
-        events = sorted(set(self._event[slots[places]].tolist()) | set(self._event[slots[places[0] - 3 :]].tolist()))
-        told = {each.split(" ", 1)[0]: each for each in self._journal}
+        # Of the rows just before the first wrong one, too.
+        events = sorted({*self._event[slots[max(0, int(places[0]) - 3) :]].tolist()})
+        told = dict(self._journal)
         logger.error(
             "sglang_pic: %s reads %d of %d rows for other tokens, at %s: slots %s hold tokens %s at positions %s, not "
             "%s; prompt %d, answer %d, retracted %d times, table %s; events: %s; latest: %s",
@@ -423,7 +420,7 @@ class RowWatch:
             len(req.output_ids),
             req.retraction_count,
             slots[-80:].tolist(),
-            [told.get(str(event), f"{event} long ago") for event in events[-60:]],
+            [(event, told.get(event, "long ago")) for event in events[-60:]],
             [*self._journal][-40:],
         )
 
