@@ -144,18 +144,23 @@ def place_blocks(target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Id
     Raises:
         BenchError: a block would grow beyond its ends, or would not move.
     """
-    prompt, spans = _lay_out(target, blocks)
+    prompt, spans = lay_out(target, blocks)
     # None keeps its place, unless it is alone.
     order = list(range(len(blocks)))
     while len(blocks) > 1 and any(i == place for place, i in enumerate(order)):
         rng.shuffle(order)
-    context, (_, *moved) = _lay_out(donor, [foreign, *(blocks[i] for i in order)])
+    context, (_, *moved) = lay_out(donor, [foreign, *(blocks[i] for i in order)])
     for i, there in zip(order, moved, strict=True):
         _check_edges(prompt, spans[i], context, there)
     return Placed(prompt, spans, {Donors.CONTEXT: (context,)})
 
 
-def _lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]]:
+def lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]]:
+    """A frame with blocks in it, and where they are.
+
+    Raises:
+        BenchError: the header is shorter than a sink, or there are more blocks than markers.
+    """
     if len(frame.header) < MIN_HEADER:
         raise BenchError(f"a header of {len(frame.header)} tokens leaves blocks in the sink: {MIN_HEADER} are needed.")
     if len(frame.markers) < len(blocks):

@@ -78,6 +78,10 @@ class ModelText:
         """The text of ids, special tokens too."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def ends(self, token: int) -> bool:
+        """Whether a token ends the model's turn."""
+        return token in self._ends
+
     def answer(self, ids: Sequence[int]) -> str:
         """The text up to the token that ends the model's turn."""
         end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))

@@ -1,0 +1,96 @@
+"""Serves the same prompts under every arm and writes one JSON line for each; says what each arm loses, by kind.
+
+Every prompt that the full prefill answers right is served again with rows of earlier requests: under the policies, with
+exact rows, with keys that are not rotated, with a second pass over what the question attends to, and with random
+choice at the same cost. A run that was broken off goes on where it ended, and a second process may take other prompts.
+It takes a CPU one to two minutes a prompt at 0.5B parameters, five times as long at 1.5B.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from itertools import chain, zip_longest
+from pathlib import Path
+
+import msgspec
+import torch
+from pic_traces.encode import load_encoder
+
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.frame import Finding, Study, progress
+from pic_bench.paired.arms import POLICIES
+from pic_bench.paired.cases import Cases
+from pic_bench.paired.forward import Forward
+from pic_bench.paired.measure import Measure, Record
+from pic_bench.paired.table import table_of
+
+KINDS = ("order", "drawn", "copies", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
+LAYERS = {24: (9, 13, 16), 28: (14, 19, 22), 30: (18, 23, 28)}
+"""By the number of layers, those whose attention finds a document: of Qwen2.5-Coder-0.5B, of its 1.5B, of SmolLM2."""
+
+STUDY = Study("paired", __doc__, seed=0, has_out=False)
+STUDY.options("quiet")
+STUDY.add("records", type=Path, metavar="RECORDS", help="the JSON lines to write, or to go on with")
+STUDY.add("--model", type=Path, metavar="FOLDER", help="a Qwen2 or Llama model; without it the records are shown")
+STUDY.add("--kind", action="append", metavar="KIND", help="order, drawn, copies, gone, fields, a trace or gen:NAME; may repeat (default: all, with sample:opendevin, gen:compact and gen:tool_variants)")
+STUDY.add("--data", type=Path, action="append", default=[], metavar="FILE", help="questions for order and drawn, beside the generated ones; may repeat")
+STUDY.add("--num", type=int, default=40, metavar="N", help="right prompts of each kind")
+STUDY.add("--length", type=int, default=3, metavar="N", help="how many times the usual documents a prompt has, 1 to 4")
+STUDY.add("--threads", type=int, default=1, metavar="N", help="of PyTorch")
+STUDY.add("--part", default="0/1", metavar="I/N", help="only every N-th prompt, for several processes with files of their own")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> Finding:
+    """Serve what is missing, and show what is there."""
+    if args.model is not None:
+        torch.set_num_threads(args.threads)
+        _serve(args)
+    return Finding(None, table_of(read(args.records)))
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file; none where there is none."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [msgspec.json.decode(line, type=Record) for line in lines if line]
+
+
+def _serve(args: argparse.Namespace) -> None:
+    """Add records of prompts that are not in the file, kinds in turn; one line says which prompt was not right."""
+    part, parts = map(int, args.part.split("/"))
+    text, encoder = ModelText(args.model), load_encoder(str(args.model))
+    forward = Forward(args.model)
+    cases = Cases(args.model, POLICIES, args.data, args.seed, args.length, text, encoder)
+    measure = Measure(forward, text, LAYERS.get(forward.num_layers, ()))
+    wrong = args.records.with_suffix(".wrong")
+    done = {(each.kind, each.prompt) for each in read(args.records)}
+    right = Counter(kind for kind, _ in done)
+    passed = {tuple(line.split("\t")) for line in wrong.read_text().splitlines()} if wrong.exists() else set()
+    kinds = args.kind or KINDS
+    prompts = chain.from_iterable(zip_longest(*(enumerate(cases.of(kind, 4 * args.num)) for kind in kinds)))
+    bar = progress(quiet=args.quiet, total=args.num * len(kinds) // parts, initial=sum(right.values()), unit="prompt")
+    with bar, args.records.open("ab") as file, wrong.open("a") as passed_file:
+        for found in prompts:
+            if found is None:
+                continue
+            number, prompt = found
+            key = (prompt.kind, prompt.name)
+            if number % parts != part or key in done or key in passed or right[prompt.kind] >= args.num // parts:
+                continue
+            records = list(measure.records(prompt, number))
+            if not records:
+                passed_file.write("\t".join(key) + "\n")
+                passed_file.flush()
+                continue
+            right[prompt.kind] += 1
+            file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in records))
+            file.flush()
+            bar.update()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

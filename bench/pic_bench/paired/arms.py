@@ -1,0 +1,105 @@
+"""What an arm splices of one prompt, from which donor, and what of that it computes again.
+
+Policies are the product's own plans. The others:
+
+    exact       the full prefill's own rows, in the places of those that `most` splices
+    unrotated   the rows of `most`, with the rotation that they had with their donors
+    block-1     the runs of `s32` are blocks; the one with the best attended token is computed whole in a second pass
+    block-2     the two best ones
+    random-N    as block-1, but a block that seed N draws, and so many more that no fewer tokens are computed
+    tokens-N    of what `most` splices, tokens that seed N draws are computed, as many as `s64` computes
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from sglang_pic.core import Plan, ReusePolicy
+
+_FREE: Final = {"near_tokens": 32, "far_unseen_percent": 100, "reordered_percent": 100, "tail_tokens": 32}
+POLICIES: Final = {
+    "careful": ReusePolicy(),
+    "balanced": ReusePolicy(preset="balanced", tail_tokens=64, near_tokens=256, far_unseen_percent=100),
+    "s32": ReusePolicy(seam_tokens=32, **_FREE),
+    "s64": ReusePolicy(seam_tokens=64, **_FREE),
+    "s128": ReusePolicy(seam_tokens=128, **_FREE),
+    "most": ReusePolicy(preset="most", seam_tokens=1, min_spliced_tokens=8, tail_tokens=0, edit="in_place"),
+}
+"""By name; of these `s32` to `s128` have a seam and a tail of 32 tokens, and no other rule about contexts."""
+LEAST_BLOCKS: Final = 3
+SEEDS: Final = 5
+
+
+class Block(NamedTuple):
+    """Tokens `[start, end)` of the prompt, which a donor's path has from `donor_start` on."""
+
+    start: int
+    end: int
+    donor: int
+    donor_start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way to serve a prompt."""
+
+    name: str
+    blocks: Sequence[Block]
+    """Spliced in pass one."""
+    rotates: bool = True
+    is_exact: bool = False
+    """The rows are the full prefill's own."""
+    attended: int = 0
+    """So many of `whole` are computed in pass two: those with the best attended tokens."""
+    whole: Sequence[Block] = field(default=())
+    """What may be computed whole in pass two."""
+    drawn: random.Random | None = None
+    """Draws what is computed in pass two instead of looking at attention."""
+
+
+def blocks_of(plan: Plan, donors: Sequence[object], *, whole: bool = False) -> list[Block]:
+    """The runs of a plan; `whole` with their seams."""
+    blocks = []
+    for run in plan.runs:
+        seam = run.seam_len if whole else 0
+        blocks.append(
+            Block(run.target_start - seam, run.target_end, donors.index(run.donor), run.donor_start - seam)
+        )
+    return blocks
+
+
+def policy_arms(plans: Mapping[str, Plan], donors: Sequence[object], number: int) -> list[Arm]:
+    """The plans of all policies, and the controls; `number` is the prompt's."""
+    most = blocks_of(plans["most"], donors)
+    arms = [Arm(name="exact", blocks=most, is_exact=True), Arm(name="unrotated", blocks=most, rotates=False)]
+    arms += [Arm(name=name, blocks=blocks_of(plan, donors)) for name, plan in plans.items()]
+    seed, num = number % SEEDS, plans["most"].num_spliced - plans["s64"].num_spliced
+    places = [at for block in most for at in range(block.start, block.end)]
+    drawn = {*random.Random(f"tokens-{seed}-{number}").sample(places, max(0, num))}
+    return [*arms, Arm(name=f"tokens-{seed}", blocks=[part for block in most for part in _without(block, drawn)])]
+
+
+def _without(block: Block, drawn: Set[int]) -> list[Block]:
+    """The parts of a block between the tokens drawn."""
+    parts, start = [], block.start
+    for at in (*sorted(each for each in drawn if block.start <= each < block.end), block.end):
+        if start < at:
+            parts.append(Block(start, at, block.donor, block.donor_start + start - block.start))
+        start = at + 1
+    return parts
+
+
+def attended_arms(plan: Plan, donors: Sequence[object], number: int) -> list[Arm]:
+    """The second pass, and two of the random seeds, by the prompt's number; none where there is little to choose."""
+    whole, spliced = blocks_of(plan, donors, whole=True), blocks_of(plan, donors)
+    if len(spliced) < LEAST_BLOCKS:
+        return []
+    arms = [Arm(name=f"block-{num}", blocks=spliced, whole=whole, attended=num) for num in (1, 2)]
+    seeds = [(2 * number + i) % SEEDS for i in range(2)]
+    return arms + [
+        Arm(name=f"random-{seed}", blocks=spliced, whole=whole, attended=1, drawn=random.Random(f"{seed}-{number}"))
+        for seed in seeds
+    ]

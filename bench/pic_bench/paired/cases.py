@@ -1,0 +1,277 @@
+"""Prompts by kind, each with the requests before it whose rows it may take.
+
+    order    questions, JSON and edits of files over documents that one request had in another order
+    drawn    the same, but each third of the documents was computed in another request, beside those of another prompt
+    copies   a function of one of several files is written out word for word; the files were in another order
+    gone     what is asked stands in a document that the request before had, and the prompt has not
+    fields   a prompt behind the same prompt with other values: states, words, negations, paraphrases
+    NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count, zip_longest
+from pathlib import Path
+
+import msgspec
+from pic_generate.questions import GENERATED, Question, generated_questions, make_lives, read_questions
+from pic_generate.source_code import make_code, make_path
+from pic_traces.encode import Encoder, load_encoder
+from pic_traces.source import limit, load
+
+from pic_bench.fidelity.cases.case import Case, Ids, Tokens, lay_out, place_blocks
+
+from pic_bench.fidelity.cases.edits import edit_jobs
+from pic_bench.fidelity.cases.qa import QaFrames
+from pic_bench.fidelity.cases.tasks import task_jobs
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.config import Sizes
+from pic_bench.fidelity.record import Donors, TemplateSet
+from sglang_pic.census.prefix_tree import PrefixTree
+from sglang_pic.core import (
+    MESSAGE_BREAK,
+    ContentIndex,
+    CoreConfig,
+    Lexicon,
+    Plan,
+    PlanOptions,
+    ReusePolicy,
+    as_tokens,
+    rows_of_request,
+)
+
+ANSWER_TOKENS = 32
+COPIED_TOKENS = 128
+TRACE_TOKENS = 2048
+"""Longest prompt of a trace: a full prefill of it takes a CPU half a minute."""
+LEAST_SPLICED = 256
+"""Fewest tokens that the boldest policy splices of a trace's call."""
+_NAMESPACE = "paired"
+_UNLIMITED = 1 << 40
+_FILES, _FILE_TOKENS = 4, 260
+_FUNCTION = re.compile(r"^def (\w+)\(.*?(?=\n\n|\Z)", re.M | re.S)
+
+Judge = Callable[[str, str], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt and what each policy would splice of it from the requests before."""
+
+    kind: str
+    name: str
+    ids: Ids
+    prefix_len: int
+    """Of the exact prefix that they left."""
+    plans: Mapping[str, Plan]
+    gold: Ids
+    """What a right answer begins with; only speeds the full prefill's own answer up."""
+    num_tokens: int = ANSWER_TOKENS
+    """Longest answer that is compared."""
+    judge: Judge | None = None
+    """Whether an answer is right, given it and the full prefill's; None where only equal is right."""
+    answers: Tokens | None = None
+    """Of `fields`: the first tokens of the old and of the new answer."""
+
+
+class Requests:
+    """Requests in order, all of whose rows stay: what each policy splices of the next one.
+
+    Args:
+        encoder: of the model, for the texts of its tokens.
+        policies: by name.
+    """
+
+    def __init__(self, encoder: Encoder, policies: Mapping[str, ReusePolicy]) -> None:
+        self._encoder, self._lexicon = encoder, Lexicon()
+        config = msgspec.structs.replace(CoreConfig(), max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
+        self._index = ContentIndex(config, lexicon=self._lexicon)
+        self._prefixes, self._numbers = PrefixTree(), count()
+        self._options = {name: PlanOptions(max_gaps=64, max_runs=64, policy=each) for name, each in policies.items()}
+
+    def plan(self, ids: Ids) -> tuple[int, dict[str, Plan]]:
+        """The length of a prompt's exact prefix, less than all of it, and its plan under each policy."""
+        tokens = as_tokens(ids)
+        known = len(self._lexicon)
+        texts, delimiters = self._encoder.texts, self._encoder.delimiters
+        self._lexicon.extend(MESSAGE_BREAK if at in delimiters else texts[at] for at in range(known, len(texts)))
+        prefix = min(self._prefixes.match(tokens).prefix_len, len(ids) - 1)
+        plan = partial(self._index.plan, _NAMESPACE, tokens, prefix_len=prefix, resolve=lambda _, end: end)
+        return prefix, {name: plan(options=each) for name, each in self._options.items()}
+
+    def add(self, ids: Ids) -> None:
+        """A request was computed in full."""
+        tokens = as_tokens(ids)
+        prefix_len = self._prefixes.match(tokens).prefix_len
+        prefix = self._index.exactness(_NAMESPACE, tokens[:prefix_len])
+        stored = self._prefixes.insert(tokens, next(self._numbers))
+        rows = rows_of_request(len(ids), stored, matched_len=prefix_len, prefix=prefix, spliced=[], generations=[])
+        if rows is not None:
+            self._index.note(_NAMESPACE, tokens, rows, self._encoder.delimiters)
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """The prompts of one model.
+
+    Args:
+        model: its folder.
+        policies: that plans are made for; `most` is one of them.
+        data: files of questions; the generated ones are there anyway.
+        length: how many times the usual documents a prompt has.
+    """
+
+    model: Path
+    policies: Mapping[str, ReusePolicy]
+    data: Sequence[Path]
+    seed: int
+    length: int
+    text: ModelText
+    encoder: Encoder
+
+    def of(self, kind: str, num: int) -> Iterator[Prompt]:
+        """Candidates of a kind, `num` at most of each of its sources."""
+        made = {"order": self._order, "drawn": self._drawn, "copies": self._copies, "gone": self._gone}
+        if kind == "fields":
+            return self._fields(num)
+        return made[kind](num) if kind in made else self._calls(kind, num)
+
+    def _order(self, num: int) -> Iterator[Prompt]:
+        for case, tokens in self._documents(num):
+            yield self._prompt("order", case, case.donors[Donors.CONTEXT], tokens)
+
+    def _drawn(self, num: int) -> Iterator[Prompt]:
+        frames, others = QaFrames(self.text), list[Ids]()
+        for case, tokens in self._documents(num):
+            (donor,) = case.donors[Donors.CONTEXT]
+            requests = Requests(self.encoder, self.policies)
+            requests.add(donor)
+            blocks = [case.prompt[run.target_start - run.seam_len : run.target_end] for run in requests.plan(case.prompt)[1]["most"].runs]
+            rng = random.Random(f"drawn-{self.seed}-{case.name}")
+            rng.shuffle(blocks)
+            donors = [
+                lay_out(frames.donor, [frames.foreign, *rng.sample(others, min(3, len(others))), *blocks[third::3]])[0]
+                for third in range(3)
+            ]
+            if others:
+                yield self._prompt("drawn", case, donors, tokens)
+            others = blocks
+
+    def _copies(self, num: int) -> Iterator[Prompt]:
+        frames = QaFrames(self.text)
+        header = "You are shown some files. Write out what you are asked for exactly as it stands, and nothing else."
+        for number in range(num):
+            rng = random.Random(f"copies-{self.seed}-{number}")
+            size = lambda line: len(self.text.ids(line))  # noqa: E731
+            files = {make_path(rng): make_code(rng, _FILE_TOKENS, size) for _ in range(_FILES * self.length // 2)}
+            path, code = rng.choice([*files.items()])
+            found = [each for each in _FUNCTION.finditer(code) if each[0].count("\n") >= 5]
+            if not found:
+                continue
+            function = rng.choice(found)
+            lead, gold = f"```python\ndef {function[1]}(", function[0].removeprefix(f"def {function[1]}(")
+            asks = f"Task: Write out the function {function[1]} of {path} word for word."
+            frame = frames.frame(f"{header} {' '.join(['Change nothing.'] * 12)}", asks, lead)
+            blocks = [self.text.ids(f"\n{name}\n{each}") for name, each in files.items()]
+            placed = place_blocks(frame, frames.donor, blocks, frames.foreign, rng)
+            ids = self.text.ids(gold)
+            yield self._made(
+                "copies", f"copies-{number}", placed.prompt, placed.donors[Donors.CONTEXT], ids,
+                min(COPIED_TOKENS, len(ids)), partial(_begins_with, gold),
+            )
+
+    def _gone(self, num: int) -> Iterator[Prompt]:
+        frames = QaFrames(self.text)
+        header = (
+            "You answer questions about persons from the documents that you are shown, in one word. Where no document "
+            "says it, the answer is the word unknown. Never guess, and never tell what no document says of that person."
+        )
+        for number in range(num):
+            rng = random.Random(f"gone-{self.seed}-{number}")
+            names, facts, lives = make_lives(rng, 8)
+            asked = rng.randrange(8)
+            key = rng.choice([*facts[asked]])
+            blocks = [self.text.ids(f"\n{first}\n{second}") for first, second in zip(lives[::2], lives[1::2], strict=True)]
+            gone = blocks.pop(asked // 2)
+            frame = frames.frame(header, f"Question: What is the {key} of {names[asked]}?", "Answer:")
+            placed = place_blocks(frame, frames.donor, blocks, gone, rng)
+            judge = partial(_lacks, facts[asked][key])
+            yield self._made("gone", f"gone-{number}", placed.prompt, placed.donors[Donors.CONTEXT], [], 12, judge)
+
+    def _fields(self, num: int) -> Iterator[Prompt]:
+        for job in edit_jobs(TemplateSet.REPORT, num, self.text, self.seed, ()):
+            case, edited = job.case, job.case.edited
+            if edited is not None and edited.answers is not None:
+                yield self._made("fields", case.name, case.prompt, [edited.old], [edited.answers.new], answers=edited.answers)
+
+    def _calls(self, source: str, num: int) -> Iterator[Prompt]:
+        """Calls in a seeded order of the sessions, two of each at most, no answer twice."""
+        sessions = list(limit(load(source), num_calls=None))
+        random.Random(f"calls-{self.seed}").shuffle(sessions)
+        requests, seen = Requests(self.encoder, self.policies), set[tuple[int, ...]]()
+        kind, found = re.sub(r"\W+", "-", Path(source).name.removeprefix("gen:").partition(".")[0].partition("?")[0]), 0
+        for session in sessions:
+            taken = 0
+            for call in session.calls():
+                encoded = self.encoder.encode(call)
+                ids, path = encoded.tokens.tolist(), encoded.path.tolist()
+                gold = path[len(ids) :][:ANSWER_TOKENS]
+                if len(ids) <= TRACE_TOKENS and taken < 2 and tuple(gold) not in seen:
+                    prefix, plans = requests.plan(ids)
+                    most = plans["most"]
+                    donors = sum(len(path) for path in {run.donor for plan in plans.values() for run in plan.runs})
+                    if most.num_spliced >= LEAST_SPLICED and donors <= 4 * TRACE_TOKENS:
+                        seen.add(tuple(gold))
+                        taken, found = taken + 1, found + 1
+                        name = f"{session.session_id[:48]}-{call.index}"
+                        yield Prompt(kind=kind, name=name, ids=ids, prefix_len=prefix, plans=plans, gold=gold)
+                if len(path) <= 2 * TRACE_TOKENS:
+                    requests.add(path)
+            if found >= num:
+                return
+
+    def _documents(self, num: int) -> Iterator[tuple[Case, int]]:
+        """Questions, JSON and edits in turn, with the longest answer of each."""
+        questions: list[Sequence[Question]] = [read_questions(path, limit=num, seed=self.seed) for path in self.data]
+        questions += [list(generated_questions(kind, limit=num, seed=self.seed)) for kind in GENERATED]
+        sizes = Sizes(tasks=num, length=self.length)
+        for each in chain.from_iterable(zip_longest(*task_jobs(questions, (), self.text, str(self.model), sizes, (), self.seed))):
+            if each is not None:
+                yield each.case, min(each.answer_tokens, len(each.case.gold) + 4)
+
+    def _prompt(self, kind: str, case: Case, donors: Sequence[Ids], tokens: int) -> Prompt:
+        return self._made(kind, case.name.removeprefix("tasks-"), case.prompt, donors, case.gold, tokens, case.judge)
+
+    def _made(
+        self,
+        kind: str,
+        name: str,
+        ids: Ids,
+        donors: Sequence[Ids],
+        gold: Ids,
+        num_tokens: int = ANSWER_TOKENS,
+        judge: Judge | None = None,
+        answers: Tokens | None = None,
+    ) -> Prompt:
+        requests = Requests(self.encoder, self.policies)
+        for donor in donors:
+            requests.add(donor)
+        prefix, plans = requests.plan(ids)
+        return Prompt(
+            kind=kind, name=name, ids=ids, prefix_len=prefix, plans=plans, gold=gold, num_tokens=num_tokens,
+            judge=judge, answers=answers,
+        )
+
+
+def _begins_with(gold: str, answer: str, _full: str) -> bool:
+    """Whether a copy is right as far as it was written."""
+    return bool(answer) and (answer.startswith(gold) or gold.startswith(answer))
+
+
+def _lacks(value: str, answer: str, _full: str) -> bool:
+    return value.lower() not in answer.lower()

@@ -1,0 +1,235 @@
+"""One prompt under all arms: each is forced to the full prefill's own answer, and answers itself where it would differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.paired.arms import Arm, Block, attended_arms, policy_arms
+from pic_bench.paired.cases import Prompt
+from pic_bench.paired.forward import Forward, Rows
+from sglang_pic.core import Path
+
+SURE = 0.9
+"""A token is sure where the full prefill gives it more."""
+LAST_GAP = 64
+"""Most tokens of the last gap whose attention chooses."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt under one arm; tokens are those behind the exact prefix."""
+
+    kind: str
+    prompt: str
+    arm: str
+    tokens: int
+    spliced: int
+    """Of these, rows of a donor when the answer begins."""
+    again: int
+    """Computed twice: in pass two what pass one had spliced or computed."""
+    kept: bool
+    """Every token of the full prefill's answer is the likeliest one."""
+    right: bool
+    """By the kind's judge; where it has none, `kept`."""
+    kl: float
+    """Mean over the answer of KL(full prefill || arm), nats."""
+    worst: float
+    """The largest of them."""
+    sure: int
+    flips: int
+    """Of the sure tokens, those that another one beats here."""
+    answer: int
+    """Tokens of the answer."""
+    recovery: float | None = None
+    """Of `fields`: how far the answer moved from the old one (0) to the full prefill's (1), in log odds."""
+
+
+@dataclass(slots=True)
+class Full:
+    """The full prefill of a prompt, with its own answer behind it."""
+
+    rows: Rows
+    logprobs: Tensor
+    """`[answer, vocabulary]`."""
+    answer: list[int]
+
+
+class Measure:
+    """Measures prompts of one model.
+
+    Args:
+        layers: three whose attention finds a document, from 0.
+    """
+
+    def __init__(self, forward: Forward, text: ModelText, layers: Sequence[int]) -> None:
+        self._forward, self._text, self._layers = forward, text, layers
+
+    def records(self, prompt: Prompt, number: int) -> Iterator[Record]:
+        """A record for each arm; none where the full prefill's answer is wrong."""
+        full = self._full(prompt)
+        said = self._text.answer(full.answer)
+        if not full.answer or (prompt.judge is not None and not prompt.judge(said, said)):
+            return
+        ends: dict[Path, int] = {}
+        for run in (run for plan in prompt.plans.values() for run in plan.runs):
+            ends[run.donor] = max(run.donor_end, ends.get(run.donor, 0))
+        paths = list(ends)
+        arms = policy_arms(prompt.plans, paths, number)
+        if prompt.answers is None:
+            arms += attended_arms(prompt.plans["s32"], paths, number)
+        is_stale = prompt.answers is not None
+        donors = [self._computed(path.tokens(None if is_stale else end).tolist()) for path, end in ends.items()]
+        stale = self._odds(prompt, donors[0][1]) if is_stale and donors else None
+        known: dict[object, Record] = {}
+        for arm in arms:
+            key = (tuple(arm.blocks), arm.rotates, arm.is_exact, arm.attended, arm.drawn)
+            if key not in known:
+                known[key] = self._record(prompt, full, arm, [rows for rows, _ in donors], stale)
+            yield msgspec.structs.replace(known[key], arm=arm.name)
+
+    def _full(self, prompt: Prompt) -> Full:
+        """The full prefill, and its greedy answer; what the gold answer has of it is computed in the same pass."""
+        ids, most = prompt.ids, prompt.num_tokens
+        draft = prompt.gold[: most - 1]
+        rows = self._forward.rows(len(ids) + most)
+        at = torch.arange(len(ids) + len(draft))
+        hidden = self._forward.compute(torch.tensor(ids + draft), at, rows)[len(ids) - 1 :]
+        logits = self._forward.logits(hidden)
+        likeliest = logits.argmax(-1).tolist()
+        num = next((i for i, token in enumerate(draft) if likeliest[i] != token), len(draft))
+        answer, found = likeliest[: num + 1], [logits[: num + 1]]
+        rows.is_there[len(ids) + num :] = False
+        while len(answer) < most and not self._text.ends(answer[-1]):
+            logits = self._next(answer[-1], len(ids) + len(answer) - 1, rows)
+            answer.append(int(logits.argmax()))
+            found.append(logits)
+        return Full(rows, torch.cat(found).log_softmax(-1), answer)
+
+    def _next(self, token: int, at: int, rows: Rows) -> Tensor:
+        """The logits behind a token at a position, `[1, vocabulary]`."""
+        return self._forward.logits(self._forward.compute(torch.tensor([token]), torch.tensor([at]), rows))
+
+    def _computed(self, ids: Sequence[int]) -> tuple[Rows, Tensor]:
+        """The rows of a donor's path, and its last logits."""
+        rows = self._forward.rows(len(ids))
+        hidden = self._forward.compute(torch.tensor(ids), torch.arange(len(ids)), rows)
+        return rows, self._forward.logits(hidden[-1:])
+
+    def _odds(self, prompt: Prompt, logits: Tensor) -> float:
+        assert prompt.answers is not None
+        return float(logits[0, prompt.answers.new] - logits[0, prompt.answers.old])
+
+    def _record(
+        self, prompt: Prompt, full: Full, arm: Arm, donors: Sequence[Rows], stale: float | None
+    ) -> Record:
+        num, answer = len(prompt.ids), full.answer
+        if not arm.blocks:
+            return self._equal(prompt, full, arm)
+        ids = torch.tensor(prompt.ids + answer)
+        rows = full.rows.first(prompt.prefix_len, len(ids))
+        for block in arm.blocks:
+            self._splice(rows, block, full.rows if arm.is_exact else donors[block.donor], arm)
+        is_spliced = rows.is_there.clone()
+        gaps = (~is_spliced[:num]).nonzero()[:, 0]
+        again = 0
+        last = max((block.end for block in arm.blocks), default=prompt.prefix_len)
+        if arm.attended:
+            scores = [0.0] * len(arm.whole)
+            self._forward.compute(ids[gaps], gaps, rows, probe=self._scoring(arm.whole, gaps, last, scores))
+            chosen = self._chosen(arm, scores)
+            for block in chosen:
+                is_spliced[block.start : block.end] = False
+            again = sum(block.end - block.start for block in chosen) + num - last
+            gaps = torch.cat([torch.arange(block.start, block.end) for block in chosen] + [torch.arange(last, num)])
+        at = torch.cat([gaps, torch.arange(num, len(ids) - 1)])
+        hidden = self._forward.compute(ids[at], at, rows)[-len(answer) :]
+        logits = self._forward.logits(hidden)
+        likeliest = logits.argmax(-1).tolist()
+        differs = next((i for i, token in enumerate(answer) if likeliest[i] != token), None)
+        probabilities = full.logprobs.exp()
+        kl = (probabilities * (full.logprobs - logits.log_softmax(-1))).sum(-1).clamp(min=0).numpy()
+        is_sure = (probabilities.amax(-1) > SURE).numpy()
+        recovery = None
+        if stale is not None and (moved := self._odds(prompt, full.logprobs[:1]) - stale):
+            recovery = (self._odds(prompt, logits[:1]) - stale) / moved
+        return Record(
+            kind=prompt.kind,
+            prompt=prompt.name,
+            arm=arm.name,
+            tokens=num - prompt.prefix_len,
+            spliced=int(is_spliced[prompt.prefix_len : num].sum()),
+            again=again,
+            kept=differs is None,
+            right=differs is None or self._is_right(prompt, answer, rows, likeliest, differs),
+            kl=round(float(kl.mean()), 6),
+            worst=round(float(kl.max()), 5),
+            sure=int(is_sure.sum()),
+            flips=int((is_sure & (np.array(likeliest) != np.array(answer))).sum()),
+            answer=len(answer),
+            recovery=None if recovery is None else round(recovery, 4),
+        )
+
+    def _equal(self, prompt: Prompt, full: Full, arm: Arm) -> Record:
+        """The record of an arm that computes everything."""
+        num_sure = int((full.logprobs.amax(-1).exp() > SURE).sum())
+        return Record(
+            kind=prompt.kind, prompt=prompt.name, arm=arm.name, tokens=len(prompt.ids) - prompt.prefix_len, spliced=0,
+            again=0, kept=True, right=True, kl=0.0, worst=0.0, sure=num_sure, flips=0, answer=len(full.answer),
+            recovery=None if prompt.answers is None else 1.0,
+        )
+
+    def _splice(self, rows: Rows, block: Block, donor: Rows, arm: Arm) -> None:
+        rows.take(donor, block.start, block.end, block.start if arm.is_exact else block.donor_start)
+        shift = block.start - block.donor_start
+        if not arm.rotates and shift:
+            back = torch.full((block.end - block.start,), -shift)
+            for keys in rows.keys[:, block.start : block.end]:
+                keys.copy_(self._forward.rotated(keys, back))
+
+    def _scoring(self, blocks: Sequence[Block], at: Tensor, last: int, scores: list[float]):  # type: ignore[no-untyped-def]
+        """A probe that adds each block's best attended token over heads and rows of the last gap."""
+        asking = (at >= last).nonzero()[:, 0][-LAST_GAP:]
+
+        def probe(layer: int, queries: Tensor, keys: Tensor) -> None:
+            if layer not in self._layers:
+                return
+            query = queries[asking]
+            grouped = query.view(len(asking), keys.shape[1], -1, keys.shape[2])
+            found = torch.einsum("nkgd,rkd->nkgr", grouped, keys) * keys.shape[2] ** -0.5
+            behind = torch.arange(keys.shape[0])[None] > at[asking][:, None]
+            found.masked_fill_(behind[:, None, None], float("-inf"))
+            mean = found.softmax(-1).mean((0, 1, 2))
+            for i, block in enumerate(blocks):
+                scores[i] += float(mean[block.start : block.end].max())
+
+        return probe
+
+    def _chosen(self, arm: Arm, scores: Sequence[float]) -> list[Block]:
+        """The blocks of pass two, in order."""
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])
+        wanted = [arm.whole[i] for i in order[: arm.attended]]
+        if arm.drawn is not None:
+            num = sum(block.end - block.start for block in wanted)
+            drawn = arm.drawn.sample(list(arm.whole), len(arm.whole))
+            wanted, have = [], 0
+            while have < num and drawn:
+                wanted.append(drawn.pop())
+                have += wanted[-1].end - wanted[-1].start
+        return sorted(wanted)
+
+    def _is_right(self, prompt: Prompt, answer: Sequence[int], rows: Rows, likeliest: Sequence[int], at: int) -> bool:
+        """Whether the arm's own greedy answer is right, which parts from the full prefill's at token `at`."""
+        if prompt.judge is None:
+            return False
+        num, said = len(prompt.ids), [*answer[:at], likeliest[at]]
+        rows = rows.first(num + at, num + prompt.num_tokens)
+        while len(said) < prompt.num_tokens and not self._text.ends(said[-1]):
+            said.append(int(self._next(said[-1], num + len(said) - 1, rows).argmax()))
+        return prompt.judge(self._text.answer(said), self._text.answer(answer))
+

@@ -1,0 +1,123 @@
+"""What each arm loses beside exact hits on the same prompts, kind by kind, and the picture of cost against loss."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pic_bench.paired.measure import Record
+from pic_bench.report.figures import LINES, colour, drawing, log_ticks, place
+from pic_bench.report.markdown import Table
+from pic_bench.report.numbers import tick
+
+MOST_LOST: Final = 0.03
+"""An arm may be this much below exact hits, by the upper bound."""
+MOST_KL: Final = 0.005
+_ONE_SIDED: Final = 1.645
+
+
+class Loss(NamedTuple):
+    """An arm beside exact hits on the same prompts."""
+
+    prompts: int
+    computed: float
+    """Share of the tokens behind exact prefixes that is computed; what is computed twice counts twice."""
+    lost: int
+    """Right by an exact hit, wrong by the arm."""
+    won: int
+    most_lost: float
+    """Upper bound, one-sided 95 %, of the share of prompts that are lost less those that are won."""
+    kl: float
+    """Mean over prompts, nats a token."""
+    worst: float
+    """The largest of any prompt's means."""
+    flips: int
+    exact_flips: int
+    sure: int
+    recovery: tuple[float, float] | None
+    """The mean, and the 10th percentile."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing says that answers suffer."""
+        return self.most_lost <= MOST_LOST and self.kl <= MOST_KL and self.flips <= max(self.exact_flips, 1)
+
+
+def most_lost(lost: int, won: int, num: int) -> float:
+    """The upper bound of a paired difference of shares; Agresti and Min, Statistics in Medicine 24 (2005), 729-740."""
+    total, difference = num + 2, lost - won
+    spread = math.sqrt(lost + won + 1 - difference**2 / total)
+    return (difference + _ONE_SIDED * spread) / total
+
+
+def losses(records: Sequence[Record]) -> dict[tuple[str, str], Loss]:
+    """By kind and arm, in the order of the records; the seeds of random choice are one arm."""
+    exact = {(each.kind, each.prompt): each for each in records if each.arm == "exact"}
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for each in records:
+        if (each.kind, each.prompt) in exact:
+            arm = re.sub(r"^(random|tokens)-\d$", r"\1", each.arm)
+            groups.setdefault((each.kind, arm), []).append(each)
+    return {key: _loss(some, [exact[each.kind, each.prompt] for each in some]) for key, some in groups.items()}
+
+
+def _loss(some: Sequence[Record], exact: Sequence[Record]) -> Loss:
+    pairs = [*zip(some, exact, strict=True)]
+    lost = sum(other.right and not each.right for each, other in pairs)
+    won = sum(each.right and not other.right for each, other in pairs)
+    moved = [each.recovery for each in some if each.recovery is not None]
+    return Loss(
+        prompts=len({each.prompt for each in some}),
+        computed=sum(each.tokens - each.spliced + each.again for each in some) / sum(each.tokens for each in some),
+        lost=lost,
+        won=won,
+        most_lost=most_lost(lost, won, len(some)),
+        kl=float(np.mean([each.kl for each in some])),
+        worst=max(each.kl for each in some),
+        flips=sum(each.flips for each in some),
+        exact_flips=sum(other.flips for other in exact),
+        sure=sum(each.sure for each in some),
+        recovery=(float(np.mean(moved)), float(np.percentile(moved, 10))) if moved else None,
+    )
+
+
+def table_of(records: Sequence[Record]) -> Table:
+    """A line for each kind and arm."""
+    head = ("kind", "arm", "prompts", "computed", "lost", "won", "at most", "KL", "worst", "sure flips", "recovery", "passes")
+    lines = [
+        (
+            kind,
+            arm,
+            str(loss.prompts),
+            f"{loss.computed:.0%}",
+            str(loss.lost),
+            str(loss.won),
+            f"{100 * loss.most_lost:.1f}",
+            f"{loss.kl:.4f}",
+            f"{loss.worst:.3f}",
+            f"{loss.flips} of {loss.sure}",
+            "" if loss.recovery is None else "{:.2f}, {:.2f}".format(*loss.recovery),
+            "yes" if loss.passes else "no",
+        )
+        for (kind, arm), loss in sorted(losses(records).items(), key=lambda item: (item[0][0], item[1].kl))
+    ]
+    return Table(head, lines)
+
+
+def picture(losses_: Mapping[tuple[str, str], Loss], title: str) -> str:
+    """KL against the share that is computed, every arm of one kind."""
+    with drawing(title, 540.0, 344.0) as (drawn, figure):
+        axes = place(figure, left=62, top=44, right=14, bottom=46)
+        for number, ((_, arm), loss) in enumerate(losses_.items()):
+            axes.scatter([loss.computed], [max(loss.kl, 1e-6)], color=colour(LINES[number % 5]), s=40, label=arm)
+            axes.annotate(arm, (loss.computed, max(loss.kl, 1e-6)), textcoords="offset points", xytext=(6, 4))
+        axes.axhline(MOST_KL, color=colour("muted"), linestyle="--")
+        axes.set_yscale("log")
+        log_ticks(axes, "y", tick)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
+        axes.set_xlabel("share of the tokens behind the exact prefix that is computed")
+    return drawn
