@@ -171,8 +171,14 @@ def _facts(rng: random.Random, number: int) -> Question:
     """Short lives of persons; each is asked for one of four facts."""
     names, facts, documents = make_lives(rng, _NUM_DOCUMENTS)
     asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(list(_FACTS.asking))
-    question, lead = (words.format(names[asked]) for words in _FACTS.asking[kind])
+    question, lead = asking(kind, names[asked])
     return _generated("facts", number, documents, question, facts[asked][kind], asked, lead)
+
+
+def asking(kind: str, name: str) -> tuple[str, str]:
+    """A question for a fact of that kind about a person, and what the answer begins with."""
+    question, lead = (words.format(name) for words in _FACTS.asking[kind])
+    return question, lead
 
 
 def make_lives(rng: random.Random, count: int) -> tuple[list[str], list[dict[str, str]], list[str]]:

@@ -17,7 +17,7 @@ from tests.e2e.serving import Client, assert_nothing_runs, killed_once_it_record
 pytestmark = pytest.mark.e2e
 
 
-@on_servers("smollm2")
+@on_servers("gqa_page16")
 def test_off_gives_the_tokens_of_stock(
     model_dir: Callable[[str], Path], tmp_path: Path, client_of: Callable[[str], Client]
 ) -> None:
@@ -28,9 +28,9 @@ def test_off_gives_the_tokens_of_stock(
         [*base, *random_tokens(50 + i, 30)] for i in range(5)
     ]
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
-        server = serve(model_dir("smollm2"), tmp_path, *SERVERS["smollm2"].args, backend=None)
+        server = serve(model_dir("tiny-gqa"), tmp_path, *SERVERS["gqa_page16"].args, backend=None)
         starting = pool.submit(stack.enter_context, server)
-        client = client_of("smollm2")
+        client = client_of("gqa_page16")
         stock = starting.result()
         expected = [stock.generate(prompt, max_new_tokens=6) for prompt in prompts]
     answers, spliced = [], []
@@ -72,6 +72,7 @@ def test_compare_ends_with_a_report(model_dir: Callable[[str], Path], tmp_path: 
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_servers")
 def test_a_comparison_says_so_when_a_rank_is_killed(
     model_dir: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -56,6 +56,7 @@ def answers_of(client: Client, prompts: list[list[int]]) -> list[Answer]:
     return answers
 
 
+@pytest.mark.slow
 @on_servers("smollm2_probed")
 def test_a_corruption_is_found_and_its_namespace_goes_off_and_comes_back(client: Client) -> None:
     """With the default limits, real weights in bf16 and real text, at the first audits that may decide."""

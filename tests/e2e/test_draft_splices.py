@@ -137,6 +137,7 @@ def check_audited(client: Client, num_audited: int) -> None:
 
 
 @as_built_for
+@pytest.mark.slow
 @pytest.mark.feature("speculative decoding")
 def test_an_eagle_draft_is_spliced_with_its_target(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Two branches in each step, and a tree that names rows by pairs of tokens."""

@@ -37,13 +37,13 @@ def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
 ) -> None:
     out = tmp_path / "run"
     command = ["fidelity", "--model", str(model_dir("smollm2")), "--out", str(out), "--dtype", "float32", "--quick"]
-    command += ["--experiment", "qa", "--questions", "2"]
+    command += ["--experiment", "qa", "--questions", "1"]
     command += ["--max-total-tokens", "8000", "--check", "--quiet"]
     assert main(command) == 0
     assert "check holds: float32" in capsys.readouterr().err
     probes = read_probes(out)
     arms = by_arm(probes)
-    assert {len(found) for found in arms.values()} == {2 * len(GENERATED)}
+    assert {len(found) for found in arms.values()} == {len(GENERATED)}
     assert {arm for arm, _ in arms} == {"full", "retest", "exact", "default", "naive", "seam-1", "seam-32"}
     assert all(p.kl == 0 for p in arms["full", Donors.NONE])
     for control in ("retest", "exact"):
@@ -62,6 +62,7 @@ def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
     assert read_probes(out) == probes
 
 
+@pytest.mark.slow
 def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Random weights answer nothing, but every path is gone through, also those of latent rows and of a trace."""
     out, trace_file = tmp_path / "run", tmp_path / "clock.jsonl"
@@ -101,6 +102,7 @@ def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path],
         assert arms["recompile"].kl < 1e-6 < arms["in_place"].kl
 
 
+@pytest.mark.slow
 def test_settings_are_measured_up_to_a_verdict(
     model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,8 @@ from pic_bench.soak.__main__ import Soak, main
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("quick_servers")]
 
 
-@pytest.mark.parametrize("setup", ["hicache", pytest.param("hicache-pd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", ["hicache", "hicache-pd"])
 def test_a_short_soak_is_clean(setup: str, model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """`make soak` has minutes for the same; bench/results/soak.json is half an hour of it."""
     # A machine that comes to little in so many seconds is given more.

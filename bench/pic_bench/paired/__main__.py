@@ -33,12 +33,27 @@ STUDY = Study("paired", __doc__, seed=0, has_out=False)
 STUDY.options("quiet")
 STUDY.add("records", type=Path, metavar="RECORDS", help="the JSON lines to write, or to go on with")
 STUDY.add("--model", type=Path, metavar="FOLDER", help="a Qwen2 or Llama model; without it the records are shown")
-STUDY.add("--kind", action="append", metavar="KIND", help="order, drawn, copies, gone, fields, a trace or gen:NAME; may repeat (default: all, with sample:opendevin, gen:compact and gen:tool_variants)")
-STUDY.add("--data", type=Path, action="append", default=[], metavar="FILE", help="questions for order and drawn, beside the generated ones; may repeat")
+STUDY.add(
+    "--kind",
+    action="append",
+    metavar="KIND",
+    help="order, drawn, copies, gone, fields, a trace or gen:NAME; may repeat (default: the first five, "
+    "sample:opendevin, gen:compact and gen:tool_variants)",
+)
+STUDY.add(
+    "--data",
+    type=Path,
+    action="append",
+    default=[],
+    metavar="FILE",
+    help="questions for order and drawn, beside the generated ones; may repeat",
+)
 STUDY.add("--num", type=int, default=40, metavar="N", help="right prompts of each kind")
 STUDY.add("--length", type=int, default=3, metavar="N", help="how many times the usual documents a prompt has, 1 to 4")
 STUDY.add("--threads", type=int, default=1, metavar="N", help="of PyTorch")
-STUDY.add("--part", default="0/1", metavar="I/N", help="only every N-th prompt, for several processes with files of their own")
+STUDY.add(
+    "--part", default="0/1", metavar="I/N", help="only every N-th prompt, for several processes with files of their own"
+)
 
 
 @STUDY.measures

@@ -17,18 +17,20 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sglang_pic.core import Plan, ReusePolicy
+from sglang_pic.core import PRESETS, Plan, ReusePolicy
 
-_FREE: Final = {"near_tokens": 32, "far_unseen_percent": 100, "reordered_percent": 100, "tail_tokens": 32}
+
+def _behind_seams(seam: int) -> ReusePolicy:
+    """A seam, a tail of 32, and no other rule about contexts."""
+    return ReusePolicy(seam_tokens=seam, tail_tokens=32, near_tokens=32, far_unseen_percent=100, reordered_percent=100)
+
+
 POLICIES: Final = {
     "careful": ReusePolicy(),
-    "balanced": ReusePolicy(preset="balanced", tail_tokens=64, near_tokens=256, far_unseen_percent=100),
-    "s32": ReusePolicy(seam_tokens=32, **_FREE),
-    "s64": ReusePolicy(seam_tokens=64, **_FREE),
-    "s128": ReusePolicy(seam_tokens=128, **_FREE),
-    "most": ReusePolicy(preset="most", seam_tokens=1, min_spliced_tokens=8, tail_tokens=0, edit="in_place"),
+    **{f"s{seam}": _behind_seams(seam) for seam in (32, 64, 128)},
+    "most": ReusePolicy(**PRESETS["most"]),
 }
-"""By name; of these `s32` to `s128` have a seam and a tail of 32 tokens, and no other rule about contexts."""
+"""By name."""
 LEAST_BLOCKS: Final = 3
 SEEDS: Final = 5
 
@@ -65,9 +67,7 @@ def blocks_of(plan: Plan, donors: Sequence[object], *, whole: bool = False) -> l
     blocks = []
     for run in plan.runs:
         seam = run.seam_len if whole else 0
-        blocks.append(
-            Block(run.target_start - seam, run.target_end, donors.index(run.donor), run.donor_start - seam)
-        )
+        blocks.append(Block(run.target_start - seam, run.target_end, donors.index(run.donor), run.donor_start - seam))
     return blocks
 
 

@@ -1,11 +1,11 @@
 """Prompts by kind, each with the requests before it whose rows it may take.
 
-    order    questions, JSON and edits of files over documents that one request had in another order
-    drawn    the same, but each third of the documents was computed in another request, beside those of another prompt
-    copies   a function of one of several files is written out word for word; the files were in another order
-    gone     what is asked stands in a document that the request before had, and the prompt has not
-    fields   a prompt behind the same prompt with other values: states, words, negations, paraphrases
-    NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
+order    questions, JSON and edits of files over documents that one request had in another order
+drawn    the same, but each third of the documents was computed in another request, beside those of another prompt
+copies   a function of one of several files is written out word for word; the files were in another order
+gone     what is asked was corrected in the request before, some way before the question; the prompt has no correction
+fields   a prompt behind the same prompt with other values: states, words, negations, paraphrases
+NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from itertools import chain, count, zip_longest
 from pathlib import Path
 
 import msgspec
-from pic_generate.questions import GENERATED, Question, generated_questions, make_lives, read_questions
+from pic_generate.questions import GENERATED, Question, asking, generated_questions, make_lives, read_questions
 from pic_generate.source_code import make_code, make_path
-from pic_traces.encode import Encoder, load_encoder
+from pic_generate.vocabulary import make_text
+from pic_traces.encode import Encoder
 from pic_traces.source import limit, load
 
 from pic_bench.fidelity.cases.case import Case, Ids, Tokens, lay_out, place_blocks
-
 from pic_bench.fidelity.cases.edits import edit_jobs
 from pic_bench.fidelity.cases.qa import QaFrames
 from pic_bench.fidelity.cases.tasks import task_jobs
@@ -54,6 +54,9 @@ LEAST_SPLICED = 256
 _NAMESPACE = "paired"
 _UNLIMITED = 1 << 40
 _FILES, _FILE_TOKENS = 4, 260
+_PERSONS = 5
+GONE_TOKENS = (120, 240, 480)
+"""Between what is gone and the question."""
 _FUNCTION = re.compile(r"^def (\w+)\(.*?(?=\n\n|\Z)", re.M | re.S)
 
 Judge = Callable[[str, str], bool]
@@ -151,7 +154,10 @@ class Cases:
             (donor,) = case.donors[Donors.CONTEXT]
             requests = Requests(self.encoder, self.policies)
             requests.add(donor)
-            blocks = [case.prompt[run.target_start - run.seam_len : run.target_end] for run in requests.plan(case.prompt)[1]["most"].runs]
+            blocks = [
+                case.prompt[run.target_start - run.seam_len : run.target_end]
+                for run in requests.plan(case.prompt)[1]["most"].runs
+            ]
             rng = random.Random(f"drawn-{self.seed}-{case.name}")
             rng.shuffle(blocks)
             donors = [
@@ -181,33 +187,51 @@ class Cases:
             placed = place_blocks(frame, frames.donor, blocks, frames.foreign, rng)
             ids = self.text.ids(gold)
             yield self._made(
-                "copies", f"copies-{number}", placed.prompt, placed.donors[Donors.CONTEXT], ids,
-                min(COPIED_TOKENS, len(ids)), partial(_begins_with, gold),
+                "copies",
+                f"copies-{number}",
+                placed.prompt,
+                placed.donors[Donors.CONTEXT],
+                ids,
+                min(COPIED_TOKENS, len(ids)),
+                partial(_begins_with, gold),
             )
 
     def _gone(self, num: int) -> Iterator[Prompt]:
-        frames = QaFrames(self.text)
+        """The request before had a correction some way before the question."""
         header = (
-            "You answer questions about persons from the documents that you are shown, in one word. Where no document "
-            "says it, the answer is the word unknown. Never guess, and never tell what no document says of that person."
+            "You answer questions about persons from the notes that you are shown, in one word. A correction holds "
+            "against what stands before it, and against nothing else. Never guess what no note says of a person."
         )
         for number in range(num):
             rng = random.Random(f"gone-{self.seed}-{number}")
-            names, facts, lives = make_lives(rng, 8)
-            asked = rng.randrange(8)
+            names, facts, lives = make_lives(rng, _PERSONS)
+            asked, other = rng.sample(range(_PERSONS), 2)
             key = rng.choice([*facts[asked]])
-            blocks = [self.text.ids(f"\n{first}\n{second}") for first, second in zip(lives[::2], lives[1::2], strict=True)]
-            gone = blocks.pop(asked // 2)
-            frame = frames.frame(header, f"Question: What is the {key} of {names[asked]}?", "Answer:")
-            placed = place_blocks(frame, frames.donor, blocks, gone, rng)
-            judge = partial(_lacks, facts[asked][key])
-            yield self._made("gone", f"gone-{number}", placed.prompt, placed.donors[Donors.CONTEXT], [], 12, judge)
+            value, wrong = facts[asked][key], facts[other][key]
+            question, lead = asking(key, names[asked])
+            correction = (
+                f"Correction of the archive, to be followed from here on: the {key} of {names[asked]} is not {value} "
+                f"but {wrong}. Whatever the notes above say of the {key} of {names[asked]} is a mistake of the writer, "
+                f"and the right answer is {wrong}."
+            )
+            behind = make_text(rng, GONE_TOKENS[number % len(GONE_TOKENS)])
+            asks = f"{behind}\n\nQuestion: {question}"
+            notes = "\n".join(lives)
+            old, ids = (
+                self.text.conversation(header, [f"{notes}\n{each}{asks}"]) + self.text.ids(lead)
+                for each in (f"{correction}\n", "")
+            )
+            tokens = Tokens(*(self.text.ids(f" {each}")[0] for each in (wrong, value)))
+            if tokens.old != tokens.new:
+                yield self._made("gone", f"gone-{number}", ids, [old], [tokens.new], 12, partial(_has, value), tokens)
 
     def _fields(self, num: int) -> Iterator[Prompt]:
         for job in edit_jobs(TemplateSet.REPORT, num, self.text, self.seed, ()):
             case, edited = job.case, job.case.edited
             if edited is not None and edited.answers is not None:
-                yield self._made("fields", case.name, case.prompt, [edited.old], [edited.answers.new], answers=edited.answers)
+                yield self._made(
+                    "fields", case.name, case.prompt, [edited.old], [edited.answers.new], answers=edited.answers
+                )
 
     def _calls(self, source: str, num: int) -> Iterator[Prompt]:
         """Calls in a seeded order of the sessions, two of each at most, no answer twice."""
@@ -240,7 +264,9 @@ class Cases:
         questions: list[Sequence[Question]] = [read_questions(path, limit=num, seed=self.seed) for path in self.data]
         questions += [list(generated_questions(kind, limit=num, seed=self.seed)) for kind in GENERATED]
         sizes = Sizes(tasks=num, length=self.length)
-        for each in chain.from_iterable(zip_longest(*task_jobs(questions, (), self.text, str(self.model), sizes, (), self.seed))):
+        for each in chain.from_iterable(
+            zip_longest(*task_jobs(questions, (), self.text, str(self.model), sizes, (), self.seed))
+        ):
             if each is not None:
                 yield each.case, min(each.answer_tokens, len(each.case.gold) + 4)
 
@@ -263,8 +289,15 @@ class Cases:
             requests.add(donor)
         prefix, plans = requests.plan(ids)
         return Prompt(
-            kind=kind, name=name, ids=ids, prefix_len=prefix, plans=plans, gold=gold, num_tokens=num_tokens,
-            judge=judge, answers=answers,
+            kind=kind,
+            name=name,
+            ids=ids,
+            prefix_len=prefix,
+            plans=plans,
+            gold=gold,
+            num_tokens=num_tokens,
+            judge=judge,
+            answers=answers,
         )
 
 
@@ -273,5 +306,5 @@ def _begins_with(gold: str, answer: str, _full: str) -> bool:
     return bool(answer) and (answer.startswith(gold) or gold.startswith(answer))
 
 
-def _lacks(value: str, answer: str, _full: str) -> bool:
-    return value.lower() not in answer.lower()
+def _has(value: str, answer: str, _full: str) -> bool:
+    return value.lower() in answer.lower()

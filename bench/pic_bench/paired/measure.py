@@ -1,4 +1,7 @@
-"""One prompt under all arms: each is forced to the full prefill's own answer, and answers itself where it would differ."""
+"""One prompt under all arms: each is forced to the full prefill's own answer.
+
+Where an arm would part from it, and the kind has a judge, the arm goes on to its own answer.
+"""
 
 from __future__ import annotations
 
@@ -125,9 +128,7 @@ class Measure:
         assert prompt.answers is not None
         return float(logits[0, prompt.answers.new] - logits[0, prompt.answers.old])
 
-    def _record(
-        self, prompt: Prompt, full: Full, arm: Arm, donors: Sequence[Rows], stale: float | None
-    ) -> Record:
+    def _record(self, prompt: Prompt, full: Full, arm: Arm, donors: Sequence[Rows], stale: float | None) -> Record:
         num, answer = len(prompt.ids), full.answer
         if not arm.blocks:
             return self._equal(prompt, full, arm)
@@ -179,8 +180,19 @@ class Measure:
         """The record of an arm that computes everything."""
         num_sure = int((full.logprobs.amax(-1).exp() > SURE).sum())
         return Record(
-            kind=prompt.kind, prompt=prompt.name, arm=arm.name, tokens=len(prompt.ids) - prompt.prefix_len, spliced=0,
-            again=0, kept=True, right=True, kl=0.0, worst=0.0, sure=num_sure, flips=0, answer=len(full.answer),
+            kind=prompt.kind,
+            prompt=prompt.name,
+            arm=arm.name,
+            tokens=len(prompt.ids) - prompt.prefix_len,
+            spliced=0,
+            again=0,
+            kept=True,
+            right=True,
+            kl=0.0,
+            worst=0.0,
+            sure=num_sure,
+            flips=0,
+            answer=len(full.answer),
             recovery=None if prompt.answers is None else 1.0,
         )
 
@@ -232,4 +244,3 @@ class Measure:
         while len(said) < prompt.num_tokens and not self._text.ends(said[-1]):
             said.append(int(self._next(said[-1], num + len(said) - 1, rows).argmax()))
         return prompt.judge(self._text.answer(said), self._text.answer(answer))
-

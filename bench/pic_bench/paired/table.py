@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pic_bench.paired.measure import Record
-from pic_bench.report.figures import LINES, colour, drawing, log_ticks, place
+from pic_bench.report.figures import LINES, Drawing, colour, drawing, log_ticks, place
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import tick
 
@@ -87,9 +87,10 @@ def _loss(some: Sequence[Record], exact: Sequence[Record]) -> Loss:
 
 def table_of(records: Sequence[Record]) -> Table:
     """A line for each kind and arm."""
-    head = ("kind", "arm", "prompts", "computed", "lost", "won", "at most", "KL", "worst", "sure flips", "recovery", "passes")
+    shares = ["prompts", "computed", "lost", "won", "at most lost, %"]
+    head = ["kind", "arm", *shares, "KL", "worst", "sure flips", "recovery, 10th percentile", "passes"]
     lines = [
-        (
+        [
             kind,
             arm,
             str(loss.prompts),
@@ -102,13 +103,13 @@ def table_of(records: Sequence[Record]) -> Table:
             f"{loss.flips} of {loss.sure}",
             "" if loss.recovery is None else "{:.2f}, {:.2f}".format(*loss.recovery),
             "yes" if loss.passes else "no",
-        )
+        ]
         for (kind, arm), loss in sorted(losses(records).items(), key=lambda item: (item[0][0], item[1].kl))
     ]
     return Table(head, lines)
 
 
-def picture(losses_: Mapping[tuple[str, str], Loss], title: str) -> str:
+def picture(losses_: Mapping[tuple[str, str], Loss], title: str) -> Drawing:
     """KL against the share that is computed, every arm of one kind."""
     with drawing(title, 540.0, 344.0) as (drawn, figure):
         axes = place(figure, left=62, top=44, right=14, bottom=46)

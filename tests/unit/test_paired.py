@@ -1,0 +1,147 @@
+"""The experiment with power: its forward pass, its prompts and arms, what it counts, and going on with a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.paired import __main__ as paired
+from pic_bench.paired.arms import POLICIES, attended_arms, policy_arms
+from pic_bench.paired.cases import Cases, Prompt
+from pic_bench.paired.forward import Forward
+from pic_bench.paired.measure import Measure, Record
+from pic_bench.paired.table import losses, most_lost, table_of
+from pic_traces.encode import load_encoder
+
+KINDS = ("order", "drawn", "copies", "gone", "fields", "sample:opendevin")
+
+
+@pytest.fixture(scope="module")
+def model(model_dir: Callable[[str], Path]) -> Path:
+    return model_dir("tiny-gqa")
+
+
+@pytest.fixture(scope="module")
+def forward(model: Path) -> Forward:
+    return Forward(model)
+
+
+@pytest.fixture(scope="module")
+def prompts(model_dir: Callable[[str], Path]) -> dict[str, Prompt]:
+    """The first prompt of each kind; `drawn` needs the documents of another one."""
+    folder = model_dir("smollm2")
+    cases = Cases(folder, POLICIES, (), 0, 2, ModelText(folder), load_encoder(str(folder)))
+    return {kind: next(cases.of(kind, 12)) for kind in KINDS}
+
+
+def test_a_full_pass_says_what_the_model_knows(model_dir: Callable[[str], Path]) -> None:
+    """A wrong norm, rotation or head would leave nothing of it."""
+    folder = model_dir("smollm2")
+    forward, text = Forward(folder), ModelText(folder)
+    for said, known in (("The capital of France is", " Paris"), ("one, two, three, four, five,", " six")):
+        ids = torch.tensor(text.ids(said))
+        logits = forward.logits(forward.compute(ids, torch.arange(len(ids)), forward.rows(len(ids))))
+        assert text.text([int(logits[-1].argmax())]) == known
+
+
+def test_rows_that_moved_with_all_that_is_before_them_are_those_of_a_full_pass(forward: Forward) -> None:
+    """And gaps computed between them: only places relative to one another count."""
+    ids, shift = torch.arange(3, 60), 7
+    rows = forward.rows(len(ids))
+    whole = forward.compute(ids, torch.arange(len(ids)), rows)
+    moved = forward.rows(len(ids) + shift)
+    moved.take(rows, shift, shift + 30, 0)
+    moved.take(rows, shift + 40, shift + 50, 40)
+    gaps = torch.tensor([*range(30, 40), *range(50, len(ids))])
+    found = forward.compute(ids[gaps], gaps + shift, moved)
+    torch.testing.assert_close(found, whole[gaps], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_spliced_are_the_prompts_own_tokens(prompts: dict[str, Prompt], kind: str) -> None:
+    prompt = prompts[kind]
+    assert prompt.plans["most"].num_spliced > 100
+    for plan in prompt.plans.values():
+        for run in plan.runs:
+            donor = run.donor.tokens(run.donor_end)[run.donor_start :].tolist()
+            assert donor == prompt.ids[run.target_start : run.target_end]
+    donors = list({run.donor: None for plan in prompt.plans.values() for run in plan.runs})
+    arms = {arm.name: arm for arm in policy_arms(prompt.plans, donors, 3)}
+    num = {name: sum(block.end - block.start for block in arm.blocks) for name, arm in arms.items()}
+    assert num["exact"] == num["unrotated"] == num["most"] == prompt.plans["most"].num_spliced
+    assert num["tokens-3"] == num["s64"], "random choice computes as many"
+
+
+def test_documents_drawn_anew_come_from_three_requests_and_ordered_ones_from_one(prompts: dict[str, Prompt]) -> None:
+    donors = {kind: {run.donor for run in prompts[kind].plans["most"].runs} for kind in ("order", "drawn")}
+    assert len(donors["order"]) == 1 < len(donors["drawn"])
+
+
+def test_exact_rows_cost_nothing_and_the_second_pass_computes_a_whole_block(
+    model_dir: Callable[[str], Path], prompts: dict[str, Prompt]
+) -> None:
+    folder = model_dir("smollm2")
+    prompt = prompts["drawn"]
+    measure = Measure(Forward(folder), ModelText(folder), (18, 23, 28))
+    # Whatever a model of 135 M parameters answers is right here.
+    found = {each.arm: each for each in measure.records(replaced(prompt, judge=None), 0)}
+    assert found["exact"].kept
+    assert found["exact"].kl < 1e-5
+    assert found["unrotated"].kl > found["most"].kl > found["exact"].kl
+    blocks = attended_arms(prompt.plans["s32"], [*{run.donor: None for run in prompt.plans["s32"].runs}], 0)
+    if blocks:
+        sizes = {block.end - block.start for block in blocks[0].whole}
+        last = len(prompt.ids) - max(block.end for block in blocks[0].blocks)
+        assert found["block-1"].again - last in sizes
+        assert found["block-1"].spliced < found["s32"].spliced
+
+
+def replaced(prompt: Prompt, **changes: object) -> Prompt:
+    return Prompt(**{name: getattr(prompt, name) for name in Prompt.__slots__} | changes)  # type: ignore[arg-type]
+
+
+RECORD = Record(
+    kind="order", prompt="a", arm="exact", tokens=100, spliced=80, again=0, kept=True, right=True, kl=0.0, worst=0.0,
+    sure=4, flips=0, answer=8,
+)  # fmt: skip
+
+
+def test_losses_are_counted_in_pairs() -> None:
+    records = [
+        replace(RECORD, prompt=prompt, arm=arm, right=right, kl=kl, again=again)
+        for prompt, arm, right, kl, again in (
+            ("a", "exact", True, 0.0, 0),
+            ("a", "s32", False, 0.1, 0),
+            ("a", "random-2", True, 0.3, 20),
+            ("b", "exact", False, 0.0, 0),
+            ("b", "s32", True, 0.3, 0),
+            ("b", "random-4", True, 0.1, 0),
+            ("c", "s32", False, 9.0, 0),
+        )
+    ]
+    found = losses(records)
+    loss, drawn = found["order", "s32"], found["order", "random"]
+    assert (loss.prompts, loss.lost, loss.won, loss.kl, loss.computed) == (2, 1, 1, 0.2, 0.2)
+    assert (drawn.lost, drawn.won, drawn.computed) == (0, 1, 0.3)
+    assert [row[:3] for row in table_of(records).rows] == [["order", arm, "2"] for arm in ("exact", "s32", "random")]
+
+
+@pytest.mark.parametrize(
+    ("lost", "won", "num", "bound"), [(0, 0, 300, 0.0054), (3, 0, 300, 0.0207), (9, 3, 300, 0.0386)]
+)
+def test_three_hundred_prompts_tell_three_points(lost: int, won: int, num: int, bound: float) -> None:
+    assert most_lost(lost, won, num) == pytest.approx(bound, abs=1e-3)
+
+
+def test_a_run_goes_on_where_it_ended(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tiny model's answers are wrong but for those of a trace, which nobody judges."""
+    records = tmp_path / "records.jsonl"
+    command = [str(records), "--model", str(model), "--quiet", "--kind", "sample:opendevin", "--num"]
+    for num in (1, 2, 2):
+        assert paired.main([*command, str(num)]) == 0
+        assert len({(each.kind, each.prompt) for each in paired.read(records)}) == num
+    assert capsys.readouterr().out.count("exact") == 3
