@@ -10,8 +10,9 @@ import torch
 from msgspec.structs import replace
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.paired import __main__ as paired
-from pic_bench.paired.arms import POLICIES, attended_arms, policy_arms
+from pic_bench.paired.arms import POLICIES, attended_arms, blocks_of, policy_arms
 from pic_bench.paired.cases import Cases, Prompt
+from pic_bench.paired.changed import changed_arms
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure, Record
 from pic_bench.paired.table import losses, most_lost, table_of
@@ -98,6 +99,22 @@ def test_exact_rows_cost_nothing_and_the_second_pass_computes_a_whole_block(
         last = len(prompt.ids) - max(block.end for block in blocks[0].blocks)
         assert found["block-1"].again - last in sizes
         assert found["block-1"].spliced < found["s32"].spliced
+
+
+def test_behind_a_changed_field_its_text_and_what_names_it_are_computed(
+    model_dir: Callable[[str], Path], prompts: dict[str, Prompt]
+) -> None:
+    prompt, text = prompts["fields"], ModelText(model_dir("smollm2"))
+    donors = list({run.donor: None for run in prompt.plans["most"].runs})
+    old = donors[0].tokens()
+    arms = {arm.name: arm for arm in changed_arms(prompt.ids, old, blocks_of(prompt.plans["most"], donors), text, 2)}
+    spliced = {name: {at for block in arm.blocks for at in range(block.start, block.end)} for name, arm in arms.items()}
+    assert spliced["named"] <= spliced["text-end"] > spliced["window-256"] < spliced["window-128"]
+    assert max(spliced["text-end"]) < len(prompt.ids) - 32
+    changed = min(spliced["text-end"])
+    assert text.text(prompt.ids[:changed])[-1] == "\n"
+    whole = [text.text(prompt.ids[block.start : block.end]) for block in arms["pieces-2"].whole]
+    assert all(piece.endswith("\n") for piece in whole[:-1] if len(text.ids(piece)) < 100)
 
 
 def replaced(prompt: Prompt, **changes: object) -> Prompt:

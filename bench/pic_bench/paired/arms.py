@@ -79,11 +79,11 @@ def policy_arms(plans: Mapping[str, Plan], donors: Sequence[object], number: int
     seed, num = number % SEEDS, plans["most"].num_spliced - plans["s64"].num_spliced
     places = [at for block in most for at in range(block.start, block.end)]
     drawn = {*random.Random(f"tokens-{seed}-{number}").sample(places, max(0, num))}
-    return [*arms, Arm(name=f"tokens-{seed}", blocks=[part for block in most for part in _without(block, drawn)])]
+    return [*arms, Arm(name=f"tokens-{seed}", blocks=[part for block in most for part in without(block, drawn)])]
 
 
-def _without(block: Block, drawn: Set[int]) -> list[Block]:
-    """The parts of a block between the tokens drawn."""
+def without(block: Block, drawn: Set[int]) -> list[Block]:
+    """The parts of a block between some tokens."""
     parts, start = [], block.start
     for at in (*sorted(each for each in drawn if block.start <= each < block.end), block.end):
         if start < at:

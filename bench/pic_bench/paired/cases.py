@@ -4,7 +4,7 @@ order    questions, JSON and edits of files over documents that one request had 
 drawn    the same, but each third of the documents was computed in another request, beside those of another prompt
 copies   a function of one of several files is written out word for word; the files were in another order
 gone     what is asked was corrected in the request before, some way before the question; the prompt has no correction
-fields   a prompt behind the same prompt with other values: states, words, negations, paraphrases
+fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
 NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
 
@@ -229,9 +229,8 @@ class Cases:
         for job in edit_jobs(TemplateSet.REPORT, num, self.text, self.seed, ()):
             case, edited = job.case, job.case.edited
             if edited is not None and edited.answers is not None:
-                yield self._made(
-                    "fields", case.name, case.prompt, [edited.old], [edited.answers.new], answers=edited.answers
-                )
+                kind, gold = f"fields-{edited.edit.family.value}", [edited.answers.new]
+                yield self._made(kind, case.name, case.prompt, [edited.old], gold, answers=edited.answers)
 
     def _calls(self, source: str, num: int) -> Iterator[Prompt]:
         """Calls in a seeded order of the sessions, two of each at most, no answer twice."""

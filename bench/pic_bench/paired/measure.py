@@ -5,6 +5,7 @@ Where an arm would part from it, and the kind has a judge, the arm goes on to it
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.paired.arms import Arm, Block, attended_arms, policy_arms
+from pic_bench.paired.arms import Arm, Block, attended_arms, blocks_of, policy_arms
 from pic_bench.paired.cases import Prompt
+from pic_bench.paired.changed import changed_arms
 from pic_bench.paired.forward import Forward, Rows
-from sglang_pic.core import Path
+from sglang_pic.core import Path, Tokens, as_tokens, common_len
 
 SURE = 0.9
 """A token is sure where the full prefill gives it more."""
+_KNOWN = 8
 LAST_GAP = 64
 """Most tokens of the last gap whose attention chooses."""
 
@@ -72,6 +75,8 @@ class Measure:
 
     def __init__(self, forward: Forward, text: ModelText, layers: Sequence[int]) -> None:
         self._forward, self._text, self._layers = forward, text, layers
+        # What was computed in full last: requests of one session begin alike.
+        self._known: deque[tuple[Tokens, Rows]] = deque(maxlen=_KNOWN)
 
     def records(self, prompt: Prompt, number: int) -> Iterator[Record]:
         """A record for each arm; none where the full prefill's answer is wrong."""
@@ -82,11 +87,13 @@ class Measure:
         ends: dict[Path, int] = {}
         for run in (run for plan in prompt.plans.values() for run in plan.runs):
             ends[run.donor] = max(run.donor_end, ends.get(run.donor, 0))
-        paths = list(ends)
+        paths, is_stale = list(ends), prompt.answers is not None
         arms = policy_arms(prompt.plans, paths, number)
-        if prompt.answers is None:
+        if is_stale and paths:
+            spliced = blocks_of(prompt.plans["most"], paths)
+            arms += changed_arms(prompt.ids, paths[0].tokens(), spliced, self._text, number)
+        else:
             arms += attended_arms(prompt.plans["s32"], paths, number)
-        is_stale = prompt.answers is not None
         donors = [self._computed(path.tokens(None if is_stale else end).tolist()) for path, end in ends.items()]
         stale = self._odds(prompt, donors[0][1]) if is_stale and donors else None
         known: dict[object, Record] = {}
@@ -100,9 +107,7 @@ class Measure:
         """The full prefill, and its greedy answer; what the gold answer has of it is computed in the same pass."""
         ids, most = prompt.ids, prompt.num_tokens
         draft = prompt.gold[: most - 1]
-        rows = self._forward.rows(len(ids) + most)
-        at = torch.arange(len(ids) + len(draft))
-        hidden = self._forward.compute(torch.tensor(ids + draft), at, rows)[len(ids) - 1 :]
+        rows, hidden = self._begin(ids + draft, len(ids) + most, 1 + len(draft))
         logits = self._forward.logits(hidden)
         likeliest = logits.argmax(-1).tolist()
         num = next((i for i, token in enumerate(draft) if likeliest[i] != token), len(draft))
@@ -120,9 +125,21 @@ class Measure:
 
     def _computed(self, ids: Sequence[int]) -> tuple[Rows, Tensor]:
         """The rows of a donor's path, and its last logits."""
-        rows = self._forward.rows(len(ids))
-        hidden = self._forward.compute(torch.tensor(ids), torch.arange(len(ids)), rows)
-        return rows, self._forward.logits(hidden[-1:])
+        rows, hidden = self._begin(ids, len(ids), 1)
+        return rows, self._forward.logits(hidden)
+
+    def _begin(self, ids: Sequence[int], room: int, num: int) -> tuple[Rows, Tensor]:
+        """Compute a prompt behind the longest exact prefix that is known; also the last `num` hidden states."""
+        tokens = as_tokens(ids)
+        shared, known = max(
+            ((min(common_len(before, tokens), len(ids) - num), at) for at, (before, _) in enumerate(self._known)),
+            default=(0, 0),
+        )
+        rows = self._known[known][1].first(shared, room) if shared > 0 else self._forward.rows(room)
+        at = torch.arange(max(0, shared), len(ids))
+        hidden = self._forward.compute(torch.tensor(ids)[at], at, rows)[-num:]
+        self._known.append((tokens[: len(ids) - num + 1], rows))
+        return rows, hidden
 
     def _odds(self, prompt: Prompt, logits: Tensor) -> float:
         assert prompt.answers is not None
