@@ -25,7 +25,7 @@ from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure, Record
 from pic_bench.paired.table import table_of
 
-KINDS = ("order", "drawn", "copies", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
+KINDS = ("order", "drawn", "tools", "copies", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
 LAYERS = {24: (9, 13, 16), 28: (14, 19, 22), 30: (18, 23, 28)}
 """By the number of layers, those whose attention finds a document: of Qwen2.5-Coder-0.5B, of its 1.5B, of SmolLM2."""
 
@@ -37,7 +37,7 @@ STUDY.add(
     "--kind",
     action="append",
     metavar="KIND",
-    help="order, drawn, copies, gone, fields, a trace or gen:NAME; may repeat (default: the first five, "
+    help="order, drawn, tools, copies, gone, fields, a trace or gen:NAME; may repeat (default: the first six, "
     "sample:opendevin, gen:compact and gen:tool_variants)",
 )
 STUDY.add(
@@ -46,7 +46,7 @@ STUDY.add(
     action="append",
     default=[],
     metavar="FILE",
-    help="questions for order and drawn, beside the generated ones; may repeat",
+    help="questions for order and drawn, beside the generated ones, and traces for tools; may repeat",
 )
 STUDY.add("--num", type=int, default=40, metavar="N", help="right prompts of each kind")
 STUDY.add("--length", type=int, default=3, metavar="N", help="how many times the usual documents a prompt has, 1 to 4")

@@ -2,6 +2,7 @@
 
 order    questions, JSON and edits of files over documents that one request had in another order
 drawn    the same, but each third of the documents was computed in another request, beside those of another prompt
+tools    calls of a trace behind another clock and a few lines that were not there, with the tools in reverse order
 copies   a function of one of several files is written out word for word; the files were in another order
 gone     what is asked was corrected in the request before, some way before the question; the prompt has no correction
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
@@ -19,7 +20,15 @@ from itertools import chain, count, zip_longest
 from pathlib import Path
 
 import msgspec
-from pic_generate.questions import GENERATED, Question, asking, generated_questions, make_lives, read_questions
+from pic_generate.questions import (
+    GENERATED,
+    Question,
+    asking,
+    generated_questions,
+    is_question_set,
+    make_lives,
+    read_questions,
+)
 from pic_generate.source_code import make_code, make_path
 from pic_generate.vocabulary import make_text
 from pic_traces.encode import Encoder
@@ -125,7 +134,7 @@ class Cases:
     Args:
         model: its folder.
         policies: that plans are made for; `most` is one of them.
-        data: files of questions; the generated ones are there anyway.
+        data: files of questions, beside the generated ones, and traces with calls of tools.
         length: how many times the usual documents a prompt has.
     """
 
@@ -139,7 +148,8 @@ class Cases:
 
     def of(self, kind: str, num: int) -> Iterator[Prompt]:
         """Candidates of a kind, `num` at most of each of its sources."""
-        made = {"order": self._order, "drawn": self._drawn, "copies": self._copies, "gone": self._gone}
+        made = {"order": self._order, "drawn": self._drawn, "tools": self._tools}
+        made |= {"copies": self._copies, "gone": self._gone}
         if kind == "fields":
             return self._fields(num)
         return made[kind](num) if kind in made else self._calls(kind, num)
@@ -167,6 +177,13 @@ class Cases:
             if others:
                 yield self._prompt("drawn", case, donors, tokens)
             others = blocks
+
+    def _tools(self, num: int) -> Iterator[Prompt]:
+        traces = [str(path) for path in self.data if not is_question_set(path)]
+        jobs = task_jobs([], traces, self.text, str(self.model), Sizes(tasks=num), (), self.seed)
+        for job in chain.from_iterable(zip_longest(*jobs[: len(traces)])):
+            if job is not None:
+                yield self._prompt("tools", job.case, job.case.donors[Donors.CONTEXT], job.answer_tokens)
 
     def _copies(self, num: int) -> Iterator[Prompt]:
         frames = QaFrames(self.text)
@@ -260,7 +277,8 @@ class Cases:
 
     def _documents(self, num: int) -> Iterator[tuple[Case, int]]:
         """Questions, JSON and edits in turn, with the longest answer of each."""
-        questions: list[Sequence[Question]] = [read_questions(path, limit=num, seed=self.seed) for path in self.data]
+        sets = [path for path in self.data if is_question_set(path)]
+        questions: list[Sequence[Question]] = [read_questions(path, limit=num, seed=self.seed) for path in sets]
         questions += [list(generated_questions(kind, limit=num, seed=self.seed)) for kind in GENERATED]
         sizes = Sizes(tasks=num, length=self.length)
         for each in chain.from_iterable(

@@ -60,7 +60,7 @@ def losses(records: Sequence[Record]) -> dict[tuple[str, str], Loss]:
     groups: dict[tuple[str, str], list[Record]] = {}
     for each in records:
         if (each.kind, each.prompt) in exact:
-            arm = re.sub(r"^(random|tokens)-\d$", r"\1", each.arm)
+            arm = re.sub(r"^(random|tokens|drawn)-\d$", r"\1", each.arm)
             groups.setdefault((each.kind, arm), []).append(each)
     return {key: _loss(some, [exact[each.kind, each.prompt] for each in some]) for key, some in groups.items()}
 
