@@ -4,7 +4,7 @@ order    questions, JSON and edits of files over documents that one request had 
 drawn    the same, but each third of the documents was computed in another request, beside those of another prompt
 tools    calls of a trace behind another clock and a few lines that were not there, with the tools in reverse order
 copies   a function of one of several files is written out word for word; the files were in another order
-gone     what is asked was corrected in the request before, some way before the question; the prompt has no correction
+gone     the request before had a correction of what is asked, behind it or (a kind of its own) in front of it
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
 NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
@@ -190,8 +190,8 @@ class Cases:
         header = "You are shown some files. Write out what you are asked for exactly as it stands, and nothing else."
         for number in range(num):
             rng = random.Random(f"copies-{self.seed}-{number}")
-            size = lambda line: len(self.text.ids(line))  # noqa: E731
-            files = {make_path(rng): make_code(rng, _FILE_TOKENS, size) for _ in range(_FILES * self.length // 2)}
+            num_files = _FILES * self.length // 2
+            files = {make_path(rng): make_code(rng, _FILE_TOKENS, self._count) for _ in range(num_files)}
             path, code = rng.choice([*files.items()])
             found = [each for each in _FUNCTION.finditer(code) if each[0].count("\n") >= 5]
             if not found:
@@ -213,8 +213,11 @@ class Cases:
                 partial(_begins_with, gold),
             )
 
+    def _count(self, text: str) -> int:
+        return len(self.text.ids(text))
+
     def _gone(self, num: int) -> Iterator[Prompt]:
-        """The request before had a correction some way before the question."""
+        """The correction stands some way before the question, so that the end of the prompt repeats too."""
         header = (
             "You answer questions about persons from the notes that you are shown, in one word. A correction holds "
             "against what stands before it, and against nothing else. Never guess what no note says of a person."
@@ -231,16 +234,19 @@ class Cases:
                 f"but {wrong}. Whatever the notes above say of the {key} of {names[asked]} is a mistake of the writer, "
                 f"and the right answer is {wrong}."
             )
-            behind = make_text(rng, GONE_TOKENS[number % len(GONE_TOKENS)])
+            behind = make_text(rng, GONE_TOKENS[number // 2 % len(GONE_TOKENS)])
             asks = f"{behind}\n\nQuestion: {question}"
             notes = "\n".join(lives)
-            old, ids = (
-                self.text.conversation(header, [f"{notes}\n{each}{asks}"]) + self.text.ids(lead)
-                for each in (f"{correction}\n", "")
-            )
+            is_behind = number % 2 == 0
+            said = [
+                f"{notes}\n{correction}\n{asks}" if is_behind else f"{correction}\n{notes}\n{asks}",
+                f"{notes}\n{asks}",
+            ]
+            old, ids = (self.text.conversation(header, [each]) + self.text.ids(lead) for each in said)
             tokens = Tokens(*(self.text.ids(f" {each}")[0] for each in (wrong, value)))
             if tokens.old != tokens.new:
-                yield self._made("gone", f"gone-{number}", ids, [old], [tokens.new], 12, partial(_has, value), tokens)
+                kind = "gone-behind" if is_behind else "gone-front"
+                yield self._made(kind, f"gone-{number}", ids, [old], [tokens.new], 12, partial(_has, value), tokens)
 
     def _fields(self, num: int) -> Iterator[Prompt]:
         for job in edit_jobs(TemplateSet.REPORT, num, self.text, self.seed, ()):

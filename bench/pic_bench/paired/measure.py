@@ -79,7 +79,7 @@ class Measure:
         self._known: deque[tuple[Tokens, Rows]] = deque(maxlen=_KNOWN)
 
     def records(self, prompt: Prompt, number: int) -> Iterator[Record]:
-        """A record for each arm; none where the full prefill's answer is wrong."""
+        """A record for each arm; none where the full prefill's answer is wrong, or no other one than before."""
         full = self._full(prompt)
         said = self._text.answer(full.answer)
         if not full.answer or (prompt.judge is not None and not prompt.judge(said, said)):
@@ -96,6 +96,8 @@ class Measure:
             arms += attended_arms(prompt.plans["s32"], paths, number)
         donors = [self._computed(path.tokens(None if is_stale else end).tolist()) for path, end in ends.items()]
         stale = self._odds(prompt, donors[0][1]) if is_stale and donors else None
+        if stale is not None and not stale < 0 < self._odds(prompt, full.logprobs[:1]):
+            return
         known: dict[object, Record] = {}
         for arm in arms:
             key = (tuple(arm.blocks), arm.rotates, arm.is_exact, arm.attended, arm.drawn)
