@@ -58,12 +58,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Full:
-    """The full prefill of a prompt, with its own answer behind it."""
+    """The full prefill of a prompt, with an answer behind it: its own, or the recorded one where nobody judges."""
 
     rows: Rows
     logprobs: Tensor
     """`[answer, vocabulary]`."""
     answer: list[int]
+    likeliest: list[int]
+    """Tokens: of its own answer, the answer itself."""
 
 
 class Measure:
@@ -106,12 +108,18 @@ class Measure:
             yield msgspec.structs.replace(known[key], arm=arm.name)
 
     def _full(self, prompt: Prompt) -> Full:
-        """The full prefill, and its greedy answer; what the gold answer has of it is computed in the same pass."""
+        """The full prefill, and its greedy answer; what the gold answer has of it is computed in the same pass.
+
+        A recorded answer is another model's: this one need not find it, only say the same of it in every arm.
+        """
         ids, most = prompt.ids, prompt.num_tokens
         draft = prompt.gold[: most - 1]
         rows, hidden = self._begin(ids + draft, len(ids) + most, 1 + len(draft))
         logits = self._forward.logits(hidden)
         likeliest = logits.argmax(-1).tolist()
+        if draft and prompt.judge is None and prompt.answers is None:
+            answer = prompt.gold[: len(likeliest)]
+            return Full(rows, logits[: len(answer)].log_softmax(-1), answer, likeliest[: len(answer)])
         num = next((i for i, token in enumerate(draft) if likeliest[i] != token), len(draft))
         answer, found = likeliest[: num + 1], [logits[: num + 1]]
         rows.is_there[len(ids) + num :] = False
@@ -119,7 +127,7 @@ class Measure:
             logits = self._next(answer[-1], len(ids) + len(answer) - 1, rows)
             answer.append(int(logits.argmax()))
             found.append(logits)
-        return Full(rows, torch.cat(found).log_softmax(-1), answer)
+        return Full(rows, torch.cat(found).log_softmax(-1), answer, answer)
 
     def _next(self, token: int, at: int, rows: Rows) -> Tensor:
         """The logits behind a token at a position, `[1, vocabulary]`."""
@@ -171,7 +179,7 @@ class Measure:
         hidden = self._forward.compute(ids[at], at, rows)[-len(answer) :]
         logits = self._forward.logits(hidden)
         likeliest = logits.argmax(-1).tolist()
-        differs = next((i for i, token in enumerate(answer) if likeliest[i] != token), None)
+        differs = next((i for i, token in enumerate(full.likeliest) if likeliest[i] != token), None)
         probabilities = full.logprobs.exp()
         kl = (probabilities * (full.logprobs - logits.log_softmax(-1))).sum(-1).clamp(min=0).numpy()
         is_sure = (probabilities.amax(-1) > SURE).numpy()
@@ -190,7 +198,7 @@ class Measure:
             kl=round(float(kl.mean()), 6),
             worst=round(float(kl.max()), 5),
             sure=int(is_sure.sum()),
-            flips=int((is_sure & (np.array(likeliest) != np.array(answer))).sum()),
+            flips=int((is_sure & (np.array(likeliest) != np.array(full.likeliest))).sum()),
             answer=len(answer),
             recovery=None if recovery is None else round(recovery, 4),
         )
