@@ -158,7 +158,11 @@ def test_a_run_goes_on_where_it_ended(model: Path, tmp_path: Path, capsys: pytes
     """A tiny model's answers are wrong but for those of a trace, which nobody judges."""
     records = tmp_path / "records.jsonl"
     command = [str(records), "--model", str(model), "--quiet", "--kind", "sample:opendevin", "--num"]
+    assert paired.main([str(records), "--model", str(tmp_path)]) == 1, "not a model"
     for num in (1, 2, 2):
         assert paired.main([*command, str(num)]) == 0
         assert len({(each.kind, each.prompt) for each in paired.read(records)}) == num
     assert capsys.readouterr().out.count("exact") == 3
+    assert paired.main([str(records), "--pictures", str(tmp_path / "pictures")]) == 0
+    (picture,) = (tmp_path / "pictures").iterdir()
+    assert ">most<" in picture.read_text()

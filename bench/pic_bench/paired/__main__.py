@@ -2,8 +2,8 @@
 
 Every prompt that the full prefill answers right is served again with rows of earlier requests: under the policies, with
 exact rows, with keys that are not rotated, with a second pass over what the question attends to, and with random
-choice at the same cost. A run that was broken off goes on where it ended, and a second process may take other prompts.
-It takes a CPU one to two minutes a prompt at 0.5B parameters, five times as long at 1.5B.
+choice at the same cost. A run that was broken off goes on where it ended; several processes take kinds of their own,
+in files of their own. It takes a CPU one to two minutes a prompt at 0.5B parameters, five times as long at 1.5B.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pic_bench.paired.arms import POLICIES
 from pic_bench.paired.cases import Cases
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure, Record
-from pic_bench.paired.table import table_of
+from pic_bench.paired.table import pictures_of, table_of
+from sglang_pic.output import write_whole
 
 KINDS = ("order", "drawn", "tools", "copies", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
 LAYERS = {24: (9, 13, 16), 28: (14, 19, 22), 30: (18, 23, 28)}
@@ -51,9 +52,7 @@ STUDY.add(
 STUDY.add("--num", type=int, default=40, metavar="N", help="right prompts of each kind")
 STUDY.add("--length", type=int, default=3, metavar="N", help="how many times the usual documents a prompt has, 1 to 4")
 STUDY.add("--threads", type=int, default=1, metavar="N", help="of PyTorch")
-STUDY.add(
-    "--part", default="0/1", metavar="I/N", help="only every N-th prompt, for several processes with files of their own"
-)
+STUDY.add("--pictures", type=Path, metavar="FOLDER", help="write KIND.svg there: KL against what is computed, all arms")
 
 
 @STUDY.measures
@@ -62,7 +61,13 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     if args.model is not None:
         torch.set_num_threads(args.threads)
         _serve(args)
-    return Finding(None, table_of(read(args.records)))
+    records = read(args.records)
+    if args.pictures is not None:
+        args.pictures.mkdir(parents=True, exist_ok=True)
+        for kind, drawing in pictures_of(records):
+            what = "Left computes less, down is closer to the full prefill; the line is what a default may lose"
+            write_whole(args.pictures / f"{kind}.svg", drawing.standalone(f"{kind}: loss against cost", what).encode())
+    return Finding(None, table_of(records))
 
 
 def read(path: Path) -> list[Record]:
@@ -76,7 +81,6 @@ def read(path: Path) -> list[Record]:
 
 def _serve(args: argparse.Namespace) -> None:
     """Add records of prompts that are not in the file, kinds in turn; one line says which prompt was not right."""
-    part, parts = map(int, args.part.split("/"))
     text, encoder = ModelText(args.model), load_encoder(str(args.model))
     forward = Forward(args.model)
     cases = Cases(args.model, POLICIES, args.data, args.seed, args.length, text, encoder)
@@ -87,14 +91,14 @@ def _serve(args: argparse.Namespace) -> None:
     passed = {tuple(line.split("\t")) for line in wrong.read_text().splitlines()} if wrong.exists() else set()
     kinds = args.kind or KINDS
     prompts = chain.from_iterable(zip_longest(*(enumerate(cases.of(kind, 4 * args.num)) for kind in kinds)))
-    bar = progress(quiet=args.quiet, total=args.num * len(kinds) // parts, initial=sum(right.values()), unit="prompt")
+    bar = progress(quiet=args.quiet, total=args.num * len(kinds), initial=sum(right.values()), unit="prompt")
     with bar, args.records.open("ab") as file, wrong.open("a") as passed_file:
         for found in prompts:
             if found is None:
                 continue
             number, prompt = found
             key = (prompt.kind, prompt.name)
-            if number % parts != part or key in done or key in passed or right[prompt.kind] >= args.num // parts:
+            if key in done or key in passed or right[prompt.kind] >= args.num:
                 continue
             records = list(measure.records(prompt, number))
             if not records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ MOST_LOST: Final = 0.03
 """An arm may be this much below exact hits, by the upper bound."""
 MOST_KL: Final = 0.005
 _ONE_SIDED: Final = 1.645
+_LEAST_KL: Final = 1e-6
+"""What is drawn of less: the forward pass has a noise of its own."""
 
 
 class Loss(NamedTuple):
@@ -109,16 +111,20 @@ def table_of(records: Sequence[Record]) -> Table:
     return Table(head, lines)
 
 
-def picture(losses_: Mapping[tuple[str, str], Loss], title: str) -> Drawing:
-    """KL against the share that is computed, every arm of one kind."""
-    with drawing(title, 540.0, 344.0) as (drawn, figure):
-        axes = place(figure, left=62, top=44, right=14, bottom=46)
-        for number, ((_, arm), loss) in enumerate(losses_.items()):
-            axes.scatter([loss.computed], [max(loss.kl, 1e-6)], color=colour(LINES[number % 5]), s=40, label=arm)
-            axes.annotate(arm, (loss.computed, max(loss.kl, 1e-6)), textcoords="offset points", xytext=(6, 4))
-        axes.axhline(MOST_KL, color=colour("muted"), linestyle="--")
-        axes.set_yscale("log")
-        log_ticks(axes, "y", tick)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
-        axes.set_xlabel("share of the tokens behind the exact prefix that is computed")
-    return drawn
+def pictures_of(records: Sequence[Record]) -> Iterator[tuple[str, Drawing]]:
+    """KL against the share that is computed, a picture for each kind."""
+    found = losses(records)
+    for kind in {kind: None for kind, _ in found}:
+        arms = {arm: loss for (of, arm), loss in found.items() if of == kind}
+        with drawing(f"{kind}: KL against cost", 540.0, 344.0) as (drawn, figure):
+            axes = place(figure, left=62, top=24, right=60, bottom=46)
+            for number, (arm, loss) in enumerate(arms.items()):
+                at = loss.computed, max(loss.kl, _LEAST_KL)
+                axes.scatter(*at, color=colour(LINES[number % len(LINES)]), s=40)
+                axes.annotate(arm, at, textcoords="offset points", xytext=(6, 4), color=colour("ink"))
+            axes.axhline(MOST_KL, color=colour("muted"), linestyle="--")
+            axes.set_yscale("log")
+            log_ticks(axes, "y", tick)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
+            axes.set_xlabel("computed, of the tokens behind the exact prefix")
+        yield kind, drawn
