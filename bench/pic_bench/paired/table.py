@@ -121,7 +121,9 @@ def pictures_of(records: Sequence[Record]) -> Iterator[tuple[str, Drawing]]:
             for number, (arm, loss) in enumerate(arms.items()):
                 at = loss.computed, max(loss.kl, _LEAST_KL)
                 axes.scatter(*at, color=colour(LINES[number % len(LINES)]), s=40)
-                axes.annotate(arm, at, textcoords="offset points", xytext=(6, 4), color=colour("ink"))
+                # Neighbours often lie at one height.
+                away = (6, 4 if number % 2 else -12)
+                axes.annotate(arm, at, textcoords="offset points", xytext=away, color=colour("ink"))
             axes.axhline(MOST_KL, color=colour("muted"), linestyle="--")
             axes.set_yscale("log")
             log_ticks(axes, "y", tick)
