@@ -110,7 +110,7 @@ def run_cases(runner: Any, tokenizer: Any, *, wanted: Sequence[str]) -> dict[str
 
 
 # Model, dtype, page size.
-_SETUPS = [("tiny-gqa", "float32", 16), ("tiny-gqa", "bfloat16", 1), ("tiny-mla", "bfloat16", 16)]
+_SETUPS = [("tiny-gqa", "float32", 16), ("tiny-gqa", "bfloat16", 1), ("tiny-mla", "float32", 16)]
 _FAULTS = ["wrong base", "wrong layout", "mscale twice"]
 _CASES = ["healthy", "no tokenizer", *_FAULTS, "not hooked", "nothing to splice", "small pool"]
 

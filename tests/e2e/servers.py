@@ -94,14 +94,14 @@ SERVERS = {
         None,
         env=plugins.AS_USERS_HAVE_IT,
     ),
-    "smollm2_probed": SharedServer("smollm2", (), AUDITED, {"request_options": True}),
+    "smollm2_probed": SharedServer("smollm2", (), {**AUDITED, "self_test": "off"}, {"request_options": True}),
     "gqa_page16.small_pool": _float32(
         *("tiny-gqa", 16, *_SMALL_POOL, "--disable-overlap-schedule"),
         config={**_TAKE_EVERY_RUN, "audit_rate": 0.0, "content_events": _EVENTS},
         probe=_CHECKED,
     ),
     "gqa_page16": _float32("tiny-gqa", 16, config=AUDITED, env=faults.ENVIRONMENT),
-    "gqa_page16.lora": _float32("tiny-gqa", 16, *_LORA, config=AUDITED, env=plugins.PAGEABLE),
+    "gqa_page16.lora": _float32("tiny-gqa", 16, *_LORA, config=AUDITED, env=plugins.PAGEABLE, is_slow=True),
     "gqa_page16.fa3": _on("fa3", "tiny-gqa", 16, "--enable-deterministic-inference", is_slow=True),
     "gqa_page16.triton": _on("triton", "tiny-gqa", 16, is_slow=True),
     "gqa_page1.small_pool": _float32("tiny-gqa", 1, *_SMALL_POOL, *_HOST, config=AUDITED, probe=_CHECKED),
@@ -116,7 +116,7 @@ SERVERS = {
     ),
     "mla_page1": _float32("tiny-mla", 1, is_slow=True),
     "mla_page1.fa3": _on("fa3", "tiny-mla", 1, "--dp-size", "2", is_slow=True),
-    "mla_page1_dp2": _float32("tiny-mla", 1, *_DP_ATTENTION, config=AUDITED, env=faults.ENVIRONMENT),
+    "mla_page1_dp2": _float32("tiny-mla", 1, *_DP_ATTENTION, config=AUDITED, env=faults.ENVIRONMENT, is_slow=True),
     "mtp_page1_dp2": _float32(
         *("tiny-mtp", 1, *_DP_ATTENTION, *_DRAFT_OF_MTP), config=AUDITED, env=faults.ENVIRONMENT, is_slow=True
     ),
@@ -128,7 +128,7 @@ SERVERS = {
         *("tiny-mla", 16, "--tp-size", "2", "--max-total-tokens", "6000", *_HOST), env=faults.ENVIRONMENT
     ),
     # Queries attend to 64 tokens; SGLang sets the page size.
-    "dsa_page64": _float32("tiny-dsa", 64, config=AUDITED, env=faults.ENVIRONMENT),
+    "dsa_page64": _float32("tiny-dsa", 64, config=AUDITED, env=faults.ENVIRONMENT, is_slow=True),
     # Each rank gets half of a prefill chunk, which must be whole pages.
     "dsa_page64.dp2": _float32("tiny-dsa", 64, *_DP_ATTENTION, "--chunked-prefill-size", "256", is_slow=True),
     "dsa_page64.host": _float32("tiny-dsa", 64, "--max-total-tokens", "3072", *_HOST, is_slow=True),

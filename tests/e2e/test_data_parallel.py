@@ -127,7 +127,6 @@ def test_a_fault_of_one_rank_costs_its_request_the_splice_and_no_rank_its_step(c
 
 
 @with_dp_attention
-@pytest.mark.slow
 @pytest.mark.feature("DP attention", "aborts and retractions")
 def test_random_traffic_on_both_ranks_never_stops(client: Client) -> None:
     """Minutes of it are bench/results/soak-dp-attention.json."""

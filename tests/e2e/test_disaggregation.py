@@ -20,7 +20,7 @@ from tests.e2e.servers import SERVERS, on_servers
 from tests.e2e.serving import Answer, Client, assert_same, random_tokens, serve, wait_until
 
 # Beside the tests of the shared server, so that the two servers are started once.
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("PD disaggregation"), on_servers("gqa_page16")]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("PD disaggregation"), on_servers("gqa_page16")]
 
 _TRANSFER = ("--disaggregation-transfer-backend", "mooncake_tcp")
 _NOBODY = "2.2.2.2"
@@ -68,7 +68,7 @@ def _mooncake() -> tuple[str, ...]:
     return ()
 
 
-@pytest.fixture(scope="module", params=["stand_in", pytest.param("mooncake", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["stand_in", "mooncake"])
 def start(
     request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[], Pair]]:

@@ -193,12 +193,10 @@ _AROUND_IMAGES = ((192, 122, 60), (150, 90, 61), (50, 30, 200))
 _MOVED = [*random_tokens(721, 150), *_PROMPTS[2], *random_tokens(722, 100)]
 
 
+@pytest.mark.slow
 @as_built_for
 @pytest.mark.feature("HiCache with speculative decoding")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "eagle")) for name in sorted(DRAFTS)],
-)
+@pytest.mark.parametrize("name", sorted(DRAFTS))
 def test_a_drafts_rows_are_fetched_from_the_host_with_its_targets(
     name: str, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
