@@ -274,7 +274,7 @@ class Cases:
                     if most.num_spliced >= LEAST_SPLICED and donors <= 4 * TRACE_TOKENS:
                         seen.add(tuple(gold))
                         taken, found = taken + 1, found + 1
-                        name = f"{session.session_id[:48]}-{call.index}"
+                        name = f"{session.session_id}-{call.index}"
                         yield Prompt(kind=kind, name=name, ids=ids, prefix_len=prefix, plans=plans, gold=gold)
                 if len(path) <= 2 * TRACE_TOKENS:
                     requests.add(path)
