@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -24,10 +24,13 @@ from sglang_pic.core import (
     ContentIndex,
     CoreConfig,
     DropReason,
+    Exactness,
     Lexicon,
     Path,
     PlanOptions,
     Run,
+    Span,
+    Tokens,
     rows_of_request,
 )
 
@@ -100,23 +103,14 @@ class Cache:
         """Serve one call."""
         tokens, path = encoded.tokens, encoded.path
         self._refs[ref.number] = ref
-        self._learn()
+        self.learn()
         match = self.prefixes.match(tokens)
         prefix = self.index.exactness(NAMESPACE, tokens[: match.prefix_len])
         plan = self._plan(tokens, prefix_len=match.prefix_len)
         served = (match.prefix_len, *(run.target_end for run in plan.runs))
         runs = tuple(self._span(run, end) for run, end in zip(plan.runs, served, strict=False))
-        stored = self.prefixes.insert(path, ref.number)
-        rows = rows_of_request(
-            len(path),
-            stored,
-            matched_len=match.prefix_len,
-            prefix=prefix,
-            spliced=[run[:2] for run in runs],
-            generations=[(run.target_start, run.generation) for run in plan.runs],
-        )
-        if rows is not None:
-            self.index.note(NAMESPACE, path, rows, self.encoder.delimiters)
+        generations = [(run.target_start, run.generation) for run in plan.runs]
+        self.keep(path, ref.number, match.prefix_len, prefix, [run[:2] for run in runs], generations)
         return Outcome(
             ref=ref,
             agent=agent,
@@ -131,7 +125,24 @@ class Cache:
             is_aged=DropReason.GENERATION in plan.dropped,
         )
 
-    def _learn(self) -> None:
+    def keep(
+        self,
+        path: Tokens,
+        number: int,
+        matched_len: int,
+        prefix: Exactness,
+        spliced: Sequence[Span] = (),
+        generations: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Keep the rows of a call; the arguments but for its number are those of `rows_of_request`."""
+        stored = self.prefixes.insert(path, number)
+        rows = rows_of_request(
+            len(path), stored, matched_len=matched_len, prefix=prefix, spliced=spliced, generations=generations
+        )
+        if rows is not None:
+            self.index.note(NAMESPACE, path, rows, self.encoder.delimiters)
+
+    def learn(self) -> None:
         """Add the encoder's new tokens to the lexicon; delimiters of messages end a line."""
         texts, delimiters = self.encoder.texts, self.encoder.delimiters
         known = len(self._lexicon)

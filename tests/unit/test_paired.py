@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_exact_rows_cost_nothing_and_the_second_pass_computes_a_whole_block(
     prompt = prompts["drawn"]
     measure = Measure(Forward(folder), ModelText(folder), (18, 23, 28))
     # Whatever a model of 135 M parameters answers is right here.
-    found = {each.arm: each for each in measure.records(replaced(prompt, judge=None), 0)}
+    found = {each.arm: each for each in measure.records(dataclasses.replace(prompt, judge=None), 0)}
     assert found["exact"].kept
     assert found["exact"].kl < 1e-5
     assert found["unrotated"].kl > found["most"].kl > found["exact"].kl
@@ -115,10 +116,6 @@ def test_behind_a_changed_field_its_text_and_what_names_it_are_computed(
     assert text.text(prompt.ids[:changed])[-1] == "\n"
     whole = [text.text(prompt.ids[block.start : block.end]) for block in arms["pieces-2"].whole]
     assert all(piece.endswith("\n") for piece in whole[:-1] if len(text.ids(piece)) < 100)
-
-
-def replaced(prompt: Prompt, **changes: object) -> Prompt:
-    return Prompt(**{name: getattr(prompt, name) for name in Prompt.__slots__} | changes)  # type: ignore[arg-type]
 
 
 RECORD = Record(

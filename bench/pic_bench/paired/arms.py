@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sglang_pic.core import PRESETS, Plan, ReusePolicy
@@ -56,7 +56,7 @@ class Arm:
     """The rows are the full prefill's own."""
     attended: int = 0
     """So many of `whole` are computed in pass two: those with the best attended tokens."""
-    whole: Sequence[Block] = field(default=())
+    whole: Sequence[Block] = ()
     """What may be computed whole in pass two."""
     drawn: random.Random | None = None
     """Draws what is computed in pass two instead of looking at attention."""

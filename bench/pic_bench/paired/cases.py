@@ -19,7 +19,6 @@ from functools import partial
 from itertools import chain, count, zip_longest
 from pathlib import Path
 
-import msgspec
 from pic_generate.questions import (
     GENERATED,
     Question,
@@ -32,7 +31,7 @@ from pic_generate.questions import (
 from pic_generate.source_code import make_code, make_path
 from pic_generate.vocabulary import make_text
 from pic_traces.encode import Encoder
-from pic_traces.source import limit, load
+from pic_traces.source import load
 
 from pic_bench.fidelity.cases.case import Case, Ids, Tokens, lay_out, place_blocks
 from pic_bench.fidelity.cases.edits import edit_jobs
@@ -41,18 +40,8 @@ from pic_bench.fidelity.cases.tasks import task_jobs
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.record import Donors, TemplateSet
-from sglang_pic.census.prefix_tree import PrefixTree
-from sglang_pic.core import (
-    MESSAGE_BREAK,
-    ContentIndex,
-    CoreConfig,
-    Lexicon,
-    Plan,
-    PlanOptions,
-    ReusePolicy,
-    as_tokens,
-    rows_of_request,
-)
+from sglang_pic.census.simulate import NAMESPACE, Cache
+from sglang_pic.core import CoreConfig, Plan, PlanOptions, ReusePolicy, as_tokens
 
 ANSWER_TOKENS = 32
 COPIED_TOKENS = 128
@@ -60,8 +49,6 @@ TRACE_TOKENS = 2048
 """Longest prompt of a trace: a full prefill of it takes a CPU half a minute."""
 LEAST_SPLICED = 256
 """Fewest tokens that the boldest policy splices of a trace's call."""
-_NAMESPACE = "paired"
-_UNLIMITED = 1 << 40
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480)
@@ -100,31 +87,23 @@ class Requests:
     """
 
     def __init__(self, encoder: Encoder, policies: Mapping[str, ReusePolicy]) -> None:
-        self._encoder, self._lexicon = encoder, Lexicon()
-        config = msgspec.structs.replace(CoreConfig(), max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
-        self._index = ContentIndex(config, lexicon=self._lexicon)
-        self._prefixes, self._numbers = PrefixTree(), count()
+        self._cache, self._numbers = Cache(CoreConfig(), encoder), count()
         self._options = {name: PlanOptions(max_gaps=64, max_runs=64, policy=each) for name, each in policies.items()}
 
     def plan(self, ids: Ids) -> tuple[int, dict[str, Plan]]:
         """The length of a prompt's exact prefix, less than all of it, and its plan under each policy."""
         tokens = as_tokens(ids)
-        known = len(self._lexicon)
-        texts, delimiters = self._encoder.texts, self._encoder.delimiters
-        self._lexicon.extend(MESSAGE_BREAK if at in delimiters else texts[at] for at in range(known, len(texts)))
-        prefix = min(self._prefixes.match(tokens).prefix_len, len(ids) - 1)
-        plan = partial(self._index.plan, _NAMESPACE, tokens, prefix_len=prefix, resolve=lambda _, end: end)
+        self._cache.learn()
+        prefix = min(self._cache.prefixes.match(tokens).prefix_len, len(ids) - 1)
+        plan = partial(self._cache.index.plan, NAMESPACE, tokens, prefix_len=prefix, resolve=lambda _, end: end)
         return prefix, {name: plan(options=each) for name, each in self._options.items()}
 
     def add(self, ids: Ids) -> None:
         """A request was computed in full."""
         tokens = as_tokens(ids)
-        prefix_len = self._prefixes.match(tokens).prefix_len
-        prefix = self._index.exactness(_NAMESPACE, tokens[:prefix_len])
-        stored = self._prefixes.insert(tokens, next(self._numbers))
-        rows = rows_of_request(len(ids), stored, matched_len=prefix_len, prefix=prefix, spliced=[], generations=[])
-        if rows is not None:
-            self._index.note(_NAMESPACE, tokens, rows, self._encoder.delimiters)
+        prefix_len = self._cache.prefixes.match(tokens).prefix_len
+        prefix = self._cache.index.exactness(NAMESPACE, tokens[:prefix_len])
+        self._cache.keep(tokens, next(self._numbers), prefix_len, prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +128,7 @@ class Cases:
     def of(self, kind: str, num: int) -> Iterator[Prompt]:
         """Candidates of a kind, `num` at most of each of its sources."""
         made = {"order": self._order, "drawn": self._drawn, "tools": self._tools}
-        made |= {"copies": self._copies, "gone": self._gone}
-        if kind == "fields":
-            return self._fields(num)
+        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields}
         return made[kind](num) if kind in made else self._calls(kind, num)
 
     def _order(self, num: int) -> Iterator[Prompt]:
@@ -257,7 +234,7 @@ class Cases:
 
     def _calls(self, source: str, num: int) -> Iterator[Prompt]:
         """Calls in a seeded order of the sessions, two of each at most, no answer twice."""
-        sessions = list(limit(load(source), num_calls=None))
+        sessions = list(load(source))
         random.Random(f"calls-{self.seed}").shuffle(sessions)
         requests, seen = Requests(self.encoder, self.policies), set[tuple[int, ...]]()
         kind, found = re.sub(r"\W+", "-", Path(source).name.removeprefix("gen:").partition(".")[0].partition("?")[0]), 0

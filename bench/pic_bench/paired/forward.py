@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -37,12 +37,11 @@ class _Config(msgspec.Struct):
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
-    hidden_size: Annotated[int, msgspec.Meta(gt=0)]
+    hidden_size: int
     rms_norm_eps: float
     head_dim: int | None = None
     rope_theta: float | None = None
     rope_parameters: _Rope | None = None
-    eos_token_id: int | list[int] | None = None
 
 
 class _Layer(NamedTuple):

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.record import SURE
 from pic_bench.paired.arms import Arm, Block, attended_arms, blocks_of, policy_arms
-from pic_bench.paired.cases import Prompt
+from pic_bench.paired.cases import Judge, Prompt
 from pic_bench.paired.changed import changed_arms
-from pic_bench.paired.forward import Forward, Rows
+from pic_bench.paired.forward import Forward, Probe, Rows
 from sglang_pic.core import Path, Tokens, as_tokens, common_len
 
-SURE = 0.9
-"""A token is sure where the full prefill gives it more."""
 _KNOWN = 8
 LAST_GAP = 64
 """Most tokens of the last gap whose attention chooses."""
@@ -61,7 +60,7 @@ class Full:
     """The full prefill of a prompt, with an answer behind it: its own, or the recorded one where nobody judges."""
 
     rows: Rows
-    logprobs: Tensor
+    logits: Tensor
     """`[answer, vocabulary]`."""
     answer: list[int]
     likeliest: list[int]
@@ -98,7 +97,7 @@ class Measure:
             arms += attended_arms(prompt.plans["s32"], paths, number)
         donors = [self._computed(path.tokens(None if is_stale else end).tolist()) for path, end in ends.items()]
         stale = self._odds(prompt, donors[0][1]) if is_stale and donors else None
-        if stale is not None and not stale < 0 < self._odds(prompt, full.logprobs[:1]):
+        if stale is not None and not stale < 0 < self._odds(prompt, full.logits):
             return
         known: dict[object, Record] = {}
         for arm in arms:
@@ -119,7 +118,7 @@ class Measure:
         likeliest = logits.argmax(-1).tolist()
         if draft and prompt.judge is None and prompt.answers is None:
             answer = prompt.gold[: len(likeliest)]
-            return Full(rows, logits[: len(answer)].log_softmax(-1), answer, likeliest[: len(answer)])
+            return Full(rows, logits[: len(answer)], answer, likeliest[: len(answer)])
         num = next((i for i, token in enumerate(draft) if likeliest[i] != token), len(draft))
         answer, found = likeliest[: num + 1], [logits[: num + 1]]
         rows.is_there[len(ids) + num :] = False
@@ -127,7 +126,7 @@ class Measure:
             logits = self._next(answer[-1], len(ids) + len(answer) - 1, rows)
             answer.append(int(logits.argmax()))
             found.append(logits)
-        return Full(rows, torch.cat(found).log_softmax(-1), answer, answer)
+        return Full(rows, torch.cat(found), answer, answer)
 
     def _next(self, token: int, at: int, rows: Rows) -> Tensor:
         """The logits behind a token at a position, `[1, vocabulary]`."""
@@ -146,19 +145,20 @@ class Measure:
             default=(0, 0),
         )
         rows = self._known[known][1].first(shared, room) if shared > 0 else self._forward.rows(room)
-        at = torch.arange(max(0, shared), len(ids))
+        at = torch.arange(shared, len(ids))
         hidden = self._forward.compute(torch.tensor(ids)[at], at, rows)[-num:]
         self._known.append((tokens[: len(ids) - num + 1], rows))
         return rows, hidden
 
     def _odds(self, prompt: Prompt, logits: Tensor) -> float:
+        """Log odds of the new answer's first token against the old one's, by logits `[answer, vocabulary]`."""
         assert prompt.answers is not None
         return float(logits[0, prompt.answers.new] - logits[0, prompt.answers.old])
 
     def _record(self, prompt: Prompt, full: Full, arm: Arm, donors: Sequence[Rows], stale: float | None) -> Record:
         num, answer = len(prompt.ids), full.answer
         if not arm.blocks:
-            return self._equal(prompt, full, arm)
+            return self._compared(prompt, full, arm, full.logits, stale)
         ids = torch.tensor(prompt.ids + answer)
         rows = full.rows.first(prompt.prefix_len, len(ids))
         for block in arm.blocks:
@@ -166,7 +166,7 @@ class Measure:
         is_spliced = rows.is_there.clone()
         gaps = (~is_spliced[:num]).nonzero()[:, 0]
         again = 0
-        last = max((block.end for block in arm.blocks), default=prompt.prefix_len)
+        last = max(block.end for block in arm.blocks)
         if arm.attended:
             scores = [0.0] * len(arm.whole)
             self._forward.compute(ids[gaps], gaps, rows, probe=self._scoring(arm.whole, gaps, last, scores))
@@ -178,34 +178,25 @@ class Measure:
         at = torch.cat([gaps, torch.arange(num, len(ids) - 1)])
         hidden = self._forward.compute(ids[at], at, rows)[-len(answer) :]
         logits = self._forward.logits(hidden)
-        likeliest = logits.argmax(-1).tolist()
-        differs = next((i for i, token in enumerate(full.likeliest) if likeliest[i] != token), None)
-        probabilities = full.logprobs.exp()
-        kl = (probabilities * (full.logprobs - logits.log_softmax(-1))).sum(-1).clamp(min=0).numpy()
-        is_sure = (probabilities.amax(-1) > SURE).numpy()
-        recovery = None
-        if stale is not None and (moved := self._odds(prompt, full.logprobs[:1]) - stale):
-            recovery = (self._odds(prompt, logits[:1]) - stale) / moved
-        return Record(
-            kind=prompt.kind,
-            prompt=prompt.name,
-            arm=arm.name,
-            tokens=num - prompt.prefix_len,
-            spliced=int(is_spliced[prompt.prefix_len : num].sum()),
-            again=again,
-            kept=differs is None,
-            right=differs is None or self._is_right(prompt, answer, rows, likeliest, differs),
-            kl=round(float(kl.mean()), 6),
-            worst=round(float(kl.max()), 5),
-            sure=int(is_sure.sum()),
-            flips=int((is_sure & (np.array(likeliest) != np.array(full.likeliest))).sum()),
-            answer=len(answer),
-            recovery=None if recovery is None else round(recovery, 4),
-        )
+        found = self._compared(prompt, full, arm, logits, stale)
+        right = found.kept
+        if not right and prompt.judge is not None:
+            right = self._is_right(prompt, full, rows, logits.argmax(-1).tolist(), prompt.judge)
+        spliced = int(is_spliced[prompt.prefix_len : num].sum())
+        return msgspec.structs.replace(found, spliced=spliced, again=again, right=right)
 
-    def _equal(self, prompt: Prompt, full: Full, arm: Arm) -> Record:
-        """The record of an arm that computes everything."""
-        num_sure = int((full.logprobs.amax(-1).exp() > SURE).sum())
+    def _compared(self, prompt: Prompt, full: Full, arm: Arm, logits: Tensor, stale: float | None) -> Record:
+        """The record of an arm's logits `[answer, vocabulary]`, as if nothing were spliced or judged."""
+        logprobs = full.logits.log_softmax(-1)
+        probabilities = logprobs.exp()
+        kl = (probabilities * (logprobs - logits.log_softmax(-1))).sum(-1).clamp(min=0)
+        is_sure = (probabilities.amax(-1) > SURE).numpy()
+        is_equal = logits.argmax(-1).numpy() == np.array(full.likeliest)
+        recovery = None
+        if stale is not None:
+            # Above 0: `records` takes no prompt whose answer is the old one.
+            moved = self._odds(prompt, full.logits) - stale
+            recovery = round((self._odds(prompt, logits) - stale) / moved, 4)
         return Record(
             kind=prompt.kind,
             prompt=prompt.name,
@@ -213,14 +204,14 @@ class Measure:
             tokens=len(prompt.ids) - prompt.prefix_len,
             spliced=0,
             again=0,
-            kept=True,
-            right=True,
-            kl=0.0,
-            worst=0.0,
-            sure=num_sure,
-            flips=0,
+            kept=bool(is_equal.all()),
+            right=bool(is_equal.all()),
+            kl=round(float(kl.mean()), 6),
+            worst=round(float(kl.max()), 5),
+            sure=int(is_sure.sum()),
+            flips=int((is_sure & ~is_equal).sum()),
             answer=len(full.answer),
-            recovery=None if prompt.answers is None else 1.0,
+            recovery=recovery,
         )
 
     def _splice(self, rows: Rows, block: Block, donor: Rows, arm: Arm) -> None:
@@ -231,7 +222,7 @@ class Measure:
             for keys in rows.keys[:, block.start : block.end]:
                 keys.copy_(self._forward.rotated(keys, back))
 
-    def _scoring(self, blocks: Sequence[Block], at: Tensor, last: int, scores: list[float]):  # type: ignore[no-untyped-def]
+    def _scoring(self, blocks: Sequence[Block], at: Tensor, last: int, scores: list[float]) -> Probe:
         """A probe that adds each block's best attended token over heads and rows of the last gap."""
         asking = (at >= last).nonzero()[:, 0][-LAST_GAP:]
 
@@ -262,12 +253,11 @@ class Measure:
                 have += wanted[-1].end - wanted[-1].start
         return sorted(wanted)
 
-    def _is_right(self, prompt: Prompt, answer: Sequence[int], rows: Rows, likeliest: Sequence[int], at: int) -> bool:
-        """Whether the arm's own greedy answer is right, which parts from the full prefill's at token `at`."""
-        if prompt.judge is None:
-            return False
-        num, said = len(prompt.ids), [*answer[:at], likeliest[at]]
+    def _is_right(self, prompt: Prompt, full: Full, rows: Rows, likeliest: Sequence[int], judge: Judge) -> bool:
+        """Whether the arm's own greedy answer is right, which parts from the full prefill's somewhere."""
+        num, at = len(prompt.ids), common_len(as_tokens(full.answer), as_tokens(likeliest))
+        said = [*full.answer[:at], likeliest[at]]
         rows = rows.first(num + at, num + prompt.num_tokens)
         while len(said) < prompt.num_tokens and not self._text.ends(said[-1]):
             said.append(int(self._next(said[-1], num + len(said) - 1, rows).argmax()))
-        return prompt.judge(self._text.answer(said), self._text.answer(answer))
+        return judge(self._text.answer(said), self._text.answer(full.answer))

@@ -46,7 +46,7 @@ class Loss(NamedTuple):
     @property
     def passes(self) -> bool:
         """Whether nothing says that answers suffer."""
-        return self.most_lost <= MOST_LOST and self.kl <= MOST_KL and self.flips <= max(self.exact_flips, 1)
+        return self.most_lost <= MOST_LOST and self.kl <= MOST_KL and self.flips <= self.exact_flips
 
 
 def most_lost(lost: int, won: int, num: int) -> float:
