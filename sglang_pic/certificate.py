@@ -1,24 +1,19 @@
 """Certificates: files with the measured loss of one model's answers under one set of settings.
 
 `sglang-pic tune` writes them. A server with one logs at start whether it fits the server's model, rows and settings,
-and serves as configured in either case. With the preset `"certified"` the first certificate that fits, the operator's
-or one of this package, gives the preset.
+and serves as configured in either case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from sglang_pic import __version__
-from sglang_pic.core import PRESETS, ReusePolicy
+from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
-
-SHIPPED: Final = Path(__file__).with_name("certificates")
-"""The certificates of this package, one for each model and kind of rows."""
 
 Settings = dict[str, int | str]
 """A whole reuse policy. Not the struct, so that a certificate of a version with other settings can be compared."""
@@ -104,12 +99,6 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     @property
-    def preset(self) -> str | None:
-        """The preset of this version with these settings, or None."""
-        presets = {name: policy_settings(ReusePolicy(**settings)) for name, settings in PRESETS.items()}
-        return next((name for name, settings in presets.items() if settings == self.served.settings), None)
-
-    @property
     def summary(self) -> str:
         """The result in a few words."""
         changed = self.changed_fields
@@ -160,42 +149,6 @@ def check_certificate(path: str, here: Served) -> Checked:
     if others := certificate.measured_with(here):
         more.append(f"measured with another setup: {', '.join(others)}")
     return Checked(fits=True, said="; ".join((f"certificate fits: {certificate.summary}", *more)), here=here)
-
-
-class Choice(NamedTuple):
-    """The preset that replaces `"certified"` on a server."""
-
-    preset: str
-    path: str | None
-    """The certificate that gives the preset; None if none fits."""
-    passed: Sequence[str]
-    """Why certificates of this model, and the given one, do not fit."""
-
-
-def choose_preset(given: str | None, here: Served) -> Choice:
-    """The preset of the first certificate that fits a server's model and rows, else the careful one.
-
-    Args:
-        given: the path of the operator's certificate, which comes before those of this package.
-        here: the server; its settings do not matter.
-    """
-    passed = []
-    for path in (*([] if given is None else [given]), *map(str, sorted(SHIPPED.glob("*.json")))):
-        try:
-            certificate = read_certificate(path)
-        except ConfigError as error:
-            passed.append(str(error))
-            continue
-        there = certificate.served
-        differs = certificate.differs_from(msgspec.structs.replace(here, settings=there.settings))
-        preset = certificate.preset
-        if preset is None:
-            differs.append(f"its settings ({certificate.name}) are no preset of sglang_pic {here.plugin}")
-        elif not differs:
-            return Choice(preset, path, passed)
-        if path == given or here.model == there.model or here.weights == there.weights:
-            passed.append(f"{Path(path).name}: {', '.join(differs)}")
-    return Choice("careful", None, passed)
 
 
 def _misfit(why: str, here: Served) -> Checked:

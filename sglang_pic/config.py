@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -20,8 +20,6 @@ Share = Annotated[float, Range(0, 1)]
 AboveZero = Annotated[float, Range(0)]
 
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
-CERTIFIED: Final = "certified"
-"""The configuration's preset that takes the preset of the certificate that fits."""
 
 
 class ContentEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,7 +134,7 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     certificate: Annotated[
         str | None,
         "Path of a certificate of `sglang-pic tune`, relative to the configuration's folder. Start-up logs whether it "
-        'fits this server, and changes nothing unless `core.preset` is `"certified"`.',
+        "fits this server, and serves as configured in either case.",
     ] = None
 
     content_events: Annotated[
@@ -160,15 +158,8 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
 
 
-class UncertifiedConfig(PicConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A configuration with the preset `"certified"`, read as `"careful"` until start-up resolves it."""
-
-
-def read_config(text: str, *, certified: str | None = None) -> PicConfig:
+def read_config(text: str) -> PicConfig:
     """Read a configuration from a JSON text, or from the file it names.
-
-    Args:
-        certified: the preset that replaces `"certified"`; without one, such a configuration is an `UncertifiedConfig`.
 
     Raises:
         ConfigError: the text is neither JSON nor a readable file, or a value is not allowed.
@@ -186,12 +177,10 @@ def read_config(text: str, *, certified: str | None = None) -> PicConfig:
         except ValueError as error:
             raise ConfigError(f"{CONFIG_VARIABLE}={source!r}: not UTF-8 ({error}); save it as UTF-8.") from error
     try:
-        given, kind = msgspec.json.decode(text), PicConfig
+        given = msgspec.json.decode(text)
         if isinstance(given, dict) and isinstance(core := given.setdefault("core", {}), dict):
-            if core.get("preset") == CERTIFIED:
-                core["preset"], kind = certified or "careful", PicConfig if certified else UncertifiedConfig
             given["core"] = with_preset(core)
-        config = msgspec.convert(given, kind)
+        config = msgspec.convert(given, PicConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {error} (in {source}).") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -205,13 +194,10 @@ def read_config(text: str, *, certified: str | None = None) -> PicConfig:
     return config
 
 
-def load_config(*, certified: str | None = None) -> PicConfig:
+def load_config() -> PicConfig:
     """The configuration of this process: `SGLANG_PIC_CONFIG`, or the defaults if it is not set.
-
-    Args:
-        certified: as for `read_config`.
 
     Raises:
         ConfigError: as `read_config`.
     """
-    return read_config(os.environ.get(CONFIG_VARIABLE, "").strip() or "{}", certified=certified)
+    return read_config(os.environ.get(CONFIG_VARIABLE, "").strip() or "{}")

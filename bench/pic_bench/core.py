@@ -108,7 +108,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     """Run the benchmark."""
     rng = np.random.default_rng(args.seed)
     # Its documents stand in another order in each prompt.
-    config = CoreConfig(far_unseen_percent=100, reordered_percent=100)
+    config = CoreConfig(reordered="splice")
     index, documents = fill_index(config, rng)
     stats = index.stats()
     prompts = {case: _beside(index, partial(make_prompt, rng, documents, case)) for case in CASES}

@@ -110,7 +110,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     torch.set_num_threads(1)
     rng = np.random.default_rng(args.seed)
     # Its documents stand in another order in each prompt.
-    config = PicConfig(core=CoreConfig(far_unseen_percent=100, reordered_percent=100))
+    config = PicConfig(core=CoreConfig(reordered="splice"))
     index, documents = fill_index(config.core, rng, namespace=_DONORS, num_chunks=args.chunks)
     host = _Host(index, documents, config)
     timings = []

@@ -130,8 +130,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     with on_forward_stream(runner):
         path, drafts = _checked_path(ctx, audit, labels)
         model = _read_model(ctx, config, path.splicer, drafts)
-    # NOTE: a certificate may change the reuse policy; everything that reads the policy comes after this line.
-    config, certificate = certified.certify(ctx, config, model.splicer, labels)
+    certificate = certified.certify(ctx, config, model.splicer, labels)
     load_loops()  # No request waits for the compiler.
     cache = _make_cache(ctx, config, model, path, audit, labels)
     planning = cache.planning
@@ -207,7 +206,6 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, drafts: 
     texts = None if tokenizer is None else texts_of(tokenizer, delimiters)
     check_alike(
         {
-            # With its type, which says whether a certificate names the preset.
             "configurations": repr(config).encode(),
             "delimiters": msgspec.json.encode(sorted(delimiters)),
             "texts of tokens": msgspec.json.encode(texts),

@@ -213,8 +213,9 @@ def _never_spliced(config: CoreConfig) -> list[str]:
     if config.sink_tokens:
         reasons.append(f"the first {config.sink_tokens} tokens of a prompt")
     if config.tail_tokens:
-        most = max(config.near_tokens, config.tail_tokens)
-        reasons.append(f"up to {most} tokens at its end where the context of no donor fits")
+        reasons.append(f"up to {config.tail_tokens} tokens at its end")
+    if config.reordered == "compute":
+        reasons.append("text that was put together anew, such as documents in another order")
     return reasons
 
 

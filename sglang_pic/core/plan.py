@@ -47,9 +47,12 @@ class DropReason(Reason):
         "position_step",
         "The model scales or cuts its attention otherwise at the donor's positions.",
     )
-    REORDERED = "reordered", "The donor's rows were computed after text that is after the run in the prompt."
+    REORDERED = (
+        "reordered",
+        "The prompt has put the text together anew: in another order than a donor has it, or from many donors.",
+    )
     SINK = "sink", "The rows are among the first `sink_tokens` positions, of this prompt or of the donor's."
-    TAIL = "tail", "The run is near the prompt's end, and the donor's context does not fit there."
+    TAIL = "tail", "The run is in the last `tail_tokens` of the prompt, and other text was before its donor."
 
 
 class Context(Enum):
@@ -62,7 +65,7 @@ class Context(Enum):
     CHANGED = "changed"
     """A field has another value: a small difference between equal flanks."""
     OTHER = "other"
-    """Most of it is another text; the context rule decides (`tail_tokens`)."""
+    """Most of it is another text."""
 
 
 def num_reads(spans: Iterable[Span]) -> int:

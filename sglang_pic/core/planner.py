@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_pic.core import token_loops
-from sglang_pic.core.context import ContextRule, EqualSpans, compare_contexts
+from sglang_pic.core.context import put_together
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.lexicon import Lexicon
@@ -48,8 +48,6 @@ _WORK_PER_ENDING = 16
 _WORK_PER_NAME = 8
 # Cost of a further node in a comparison.
 _WORK_PER_STEP = 16
-# Tokens of a donor's context that are compared at the cost of one other token.
-_CONTEXT_PER_WORK = 16
 
 
 class _Candidate(NamedTuple):
@@ -71,6 +69,8 @@ class _Limits:
 
     stop: int
     """Runs end here: the last token, and all from the first wanted logprob on, are computed."""
+    tail_start: int
+    """From here on only pinned rows, and those with exactly the same tokens before them, are spliced."""
     sink: int
     seam: int
     min_run: int
@@ -114,18 +114,18 @@ class Planner:
         last = self._end if options.compute_from is None else min(self._end, options.compute_from + 1)
         self._limits = _Limits(
             stop=last - 1,
+            tail_start=last - policy.tail_tokens,
             sink=policy.sink_tokens,
             seam=policy.seam_tokens,
             min_run=policy.min_run_tokens,
             min_spliced=policy.min_spliced_tokens,
         )
-        self._context = ContextRule(policy, last)
         self._guard = Guard(policy, trie=trie, tokens=tokens, lexicon=lexicon, cost=options.cost)
         # The end of the prefix or of the last run.
         self._served = prefix_len
         self._dropped: Counter[DropReason] = Counter()
         self._used: list[Node] = []
-        self._equal, self._reordered_percent = EqualSpans(), policy.reordered_percent if policy.tail_tokens else 100
+        self._computes_reordered = policy.reordered == "compute"
         self._paths = PlanPaths(tokens)
         # (serial of a node, shift) -> end of an equal span that is not worth a run: its other chunks are skipped.
         self._short: dict[tuple[int, int], int] = {}
@@ -181,7 +181,7 @@ class Planner:
             i = 0
             while i < len(places):
                 chunk_end = places[i]
-                if endings[i] in heads and not (self._is_vain(chunk_end) or self._is_given_up(endings[i], chunk_end)):
+                if endings[i] in heads and not self._is_given_up(endings[i], chunk_end):
                     run = self._choose(endings[i], data, places[i], runs[-1].shift if runs else None)
                     if run is not None:
                         runs.append(run)
@@ -193,11 +193,6 @@ class Planner:
                 i += 1
             at = max(stop, self._served)
         return runs
-
-    def _is_vain(self, chunk_end: int) -> bool:
-        """Whether the context rule is exhausted for chunks that end here."""
-        rule = self._context
-        return chunk_end <= rule.far_end and rule.is_far_exhausted and self._options.pinned_len is None
 
     def _choose(self, ending: int, data: memoryview, chunk_end: int, shift: int | None) -> Run | None:
         """The best run that covers the chunk ending at `chunk_end`, resolved; None if none is worth it."""
@@ -265,8 +260,7 @@ class Planner:
             if not self._guard.admits(grown.node, grown.start, grown.end, grown.shift):
                 self._give_up(grown)
                 continue
-            found = self._fit(grown, shift)
-            self._equal.add(grown.start, grown.end, grown.shift)
+            found = self._fit(grown)
             if found is not None and self._is_long_enough(found):
                 candidates.append(found)
             else:
@@ -333,43 +327,17 @@ class Planner:
         self._dropped[DropReason.BELOW_MIN_RUN] += 1
         return True
 
-    def _fit(self, found: _Candidate, last_shift: int | None) -> _Candidate | None:
-        """The part of the span that the context rule lets be spliced; None if too little."""
-        rule = self._context
-        pinned_end = self._pinned_end(found)
-        if found.start < rule.far_end and pinned_end < min(found.end, rule.far_end):
-            start = self._far_start(found)
-            if start == rule.far_end or found.end - start < self._limits.seam + self._limits.min_spliced:
-                # The rest of the run, near the end, is dropped too: its donor's context is another one.
-                return None
-            found = found._replace(start=start)
-        if found.end <= rule.near_start:
+    def _fit(self, found: _Candidate) -> _Candidate | None:
+        """The part of the span that may be spliced so near to the prompt's end; None if too little."""
+        tail_start = self._limits.tail_start
+        if found.end <= tail_start or self._paths.is_exact(found.start, found.shift, self._paths.through(found.node)):
             return found
-        end = max(rule.near_start, pinned_end)
-        if end < found.end and not rule.is_exhausted:
-            at = max(found.start, rule.near_start)
-            self._work += at // _CONTEXT_PER_WORK
-            context = self._paths.through(found.node).tokens(at - found.shift)
-            # Contexts are compared at shift 0, and at the shifts of this run and the one before it.
-            misfit = compare_contexts(context, self._tokens[:at], {0, found.shift, last_shift or 0})
-            end = max(end, rule.reach(found.end, misfit, at))
+        end = max(tail_start, self._pinned_end(found))
         if end == found.end:
             return found
         if end - found.start < self._limits.seam + self._limits.min_spliced:
             return None
         return found._replace(end=end, node=_node_before(found.node, end - found.shift))
-
-    def _far_start(self, found: _Candidate) -> int:
-        """The first position of the span whose donor's context has enough of the text before it, in order."""
-        rule, start = self._context, found.start
-        num_unseen = found.shift
-        # A context that is too short need not be compared.
-        if not rule.is_too_much(num_unseen, start):
-            self._work += start // _CONTEXT_PER_WORK + _WORK_PER_NAME * self._equal.num_chained
-            context = self._paths.through(found.node).tokens(start - found.shift)
-            shifts, moved = {0, found.shift}, self._equal.in_order(start - found.shift)
-            num_unseen = compare_contexts(context, self._tokens[:start], shifts, moved).num_unseen
-        return rule.far_start(start, found.end, num_unseen)
 
     def _pinned_end(self, found: _Candidate) -> int:
         """The end of the span's pinned rows if the context rule does not apply to them; else 0."""
@@ -441,15 +409,14 @@ class Planner:
         return runs
 
     def _in_order(self, runs: list[Run]) -> list[Run]:
-        """The runs whose donors read nothing before them that is after them here, or little of it."""
-        percent, limits = self._reordered_percent, self._limits
-        if percent == 100 or not runs:
+        """The runs without those that the prompt has put together anew."""
+        if not self._computes_reordered or not runs:
             return runs
-        most = [max(limits.min_run, percent * run.donor_start // 100) for run in runs]
-        in_order = self._equal.are_in_order(runs, self._tokens, most)
-        kept = [run for run, fits in zip(runs, in_order, strict=True) if fits or self._is_pinned(run)]
+        anew = put_together(runs)
+        kept = [run for run, is_anew in zip(runs, anew, strict=True) if not is_anew or self._is_pinned(run)]
         if len(kept) == len(runs):
             return runs
+        limits = self._limits
         self._dropped[DropReason.REORDERED] += len(runs) - len(kept)
         return repair_seams(kept, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
 

@@ -82,33 +82,6 @@ def find_flank(old: Ints, new: Ints, probes: Longs, flank_len: int) -> tuple[int
     return 0, -1
 
 
-@loop()
-def _note_equal(left: Ints, right: Ints, left_known: Bytes, right_known: Bytes, num: int) -> None:
-    """Set the flags of those of the first `num` tokens that are equal."""
-    for i in range(num):
-        left_known[i] |= left[i] == right[i]
-    for i in range(num):
-        right_known[i] |= left[i] == right[i]
-
-
-@loop("ttq")
-def count_misfits(context: Ints, here: Ints, moved: Longs) -> tuple[int, int]:
-    """How many tokens of `context`, and of `here`, have no equal token in the other.
-
-    Args:
-        context: a donor's context.
-        here: the text before a run.
-        moved: `start, end, shift` of each comparison of `here[start:end]` with `context` from `start - shift` on.
-    """
-    known, seen = np.zeros(len(context), np.uint8), np.zeros(len(here), np.uint8)
-    for i in range(0, len(moved), 3):
-        shift = moved[i + 2]
-        low = max(0, moved[i], shift)
-        num = min(len(here), moved[i + 1], len(context) + shift) - low
-        _note_equal(context[low - shift :], here[low:], known[low - shift :], seen[low:], max(0, num))
-    return len(known) - int(known.sum()), len(seen) - int(seen.sum())
-
-
 # --- Endings of chunks ---
 
 ENDING_LEN = 8

@@ -57,9 +57,7 @@ TEXTS = [MESSAGE_BREAK, "\n", ":", *(f" w{number}x" for number in range(NUM_WORD
 SHORT = {
     "seam_tokens": 8,
     "tail_tokens": 64,
-    "near_tokens": 256,
-    "far_unseen_percent": 100,
-    "reordered_percent": 100,
+    "reordered": "splice",
     "min_run_tokens": 32,
     "min_spliced_tokens": 16,
 }

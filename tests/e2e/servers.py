@@ -111,7 +111,7 @@ SERVERS = {
         *("tiny-gqa", 1, "--tp-size", "2"),
         config={
             **{**_TAKE_EVERY_RUN, "self_test": "warn", "self_test_key_limit": 1e-9},
-            **{"core": {"preset": "certified"}, "certificate": "lost.json"},
+            "certificate": "lost.json",
         },
     ),
     "mla_page1": _float32("tiny-mla", 1, is_slow=True),

@@ -44,7 +44,7 @@ def test_warn_serves_and_says_what_it_found_everywhere(client: Client) -> None:
     assert (here["dtype"], here["page_size"], here["settings"]["sink_tokens"]) == ("float32", 1, 32)
     assert len(here["weights"]) == 64
     log = client.log()
-    said = "preset certified is careful: no certificate fits ('lost.json': No such file"
+    said = "certificate does not fit: 'lost.json': No such file"
     assert certificate["said"].startswith(said)
     assert log.count(f"sglang_pic: {said}") == 1, "one rank says it"
     assert "sglang_pic: self-test failed in" in log

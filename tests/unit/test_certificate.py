@@ -1,4 +1,4 @@
-"""Certificates: what is compared, in which words, and which preset they name."""
+"""Certificates: what is compared, and in which words."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sglang_pic import certificate as certificates
-from sglang_pic.certificate import (
-    SHIPPED,
-    Bounded,
-    Certificate,
-    Served,
-    check_certificate,
-    choose_preset,
-    policy_settings,
-    read_certificate,
-)
+from sglang_pic.certificate import Bounded, Certificate, Served, check_certificate, policy_settings
 from sglang_pic.config import read_config
 from sglang_pic.core import PRESETS, CoreConfig, ReusePolicy
 
@@ -50,7 +40,7 @@ CERTIFICATE = Certificate(
             {"dtype": "float32", "kv_dtype": "float8_e4m3fn"},
             ["dtype float32 here, bfloat16 there", "dtype of the KV cache float8_e4m3fn here, bfloat16 there"],
         ),
-        ({"settings": policy_settings(CoreConfig(tail_tokens=32))}, ["tail_tokens 32 here, 256 there"]),
+        ({"settings": policy_settings(CoreConfig(tail_tokens=32))}, ["tail_tokens 32 here, 64 there"]),
         ({"settings": SERVED.settings | {"later": 3}}, ["later 3 here, unknown there"]),
     ],
 )
@@ -81,69 +71,12 @@ def test_a_server_says_one_line(tmp_path: Path) -> None:
         assert said in checked.said
 
 
-@pytest.fixture
-def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of certificates that come with the package, with one of another model and one of SERVED's."""
-    monkeypatch.setattr(certificates, "SHIPPED", tmp_path / "shipped")
-    put(tmp_path / "shipped" / "another.json", "most", model="another", weights="c" * 64)
-    put(tmp_path / "shipped" / "smollm2.json", "balanced")
-    return tmp_path / "shipped"
-
-
 def put(path: Path, preset: str, **facts: object) -> Path:
     """Write a certificate of a preset."""
     served = changed(settings=policy_settings(ReusePolicy(**PRESETS[preset])), **facts)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(CERTIFICATE, name=preset, served=served)))
     return path
-
-
-def test_the_first_certificate_of_the_model_names_the_preset(shipped: Path) -> None:
-    """The operator's comes first; other versions, backends and page sizes do not matter."""
-    here = changed(sglang="0.5.22", plugin="9", attention="triton", page_size=64, settings={})
-    assert choose_preset(None, here) == ("balanced", str(shipped / "smollm2.json"), [])
-    given = str(put(shipped.parent / "mine.json", "most"))
-    assert choose_preset(given, here) == ("most", given, [])
-    elsewhere = msgspec.structs.replace(here, model="renamed")
-    assert choose_preset(None, elsewhere).preset == "balanced", "weights tell"
-    unread = msgspec.structs.replace(here, weights=None)
-    assert choose_preset(None, unread).preset == "balanced", "names tell where weights are not read"
-    assert choose_preset(None, msgspec.structs.replace(unread, model="renamed")).preset == "careful"
-
-
-@pytest.mark.parametrize(
-    ("facts", "why"),
-    [
-        ({"weights": "d" * 64}, "smollm2.json: weights dddddddddddd here, aaaaaaaaaaaa there"),
-        ({"dtype": "float32"}, "smollm2.json: dtype float32 here, bfloat16 there"),
-        ({"kv_dtype": "float8_e4m3fn"}, "smollm2.json: dtype of the KV cache float8_e4m3fn here, bfloat16 there"),
-    ],
-)
-def test_without_a_certificate_of_the_model_and_its_rows_the_careful_preset_is_served(
-    facts: dict[str, object], why: str, shipped: Path
-) -> None:
-    assert choose_preset(None, changed(**facts)) == ("careful", None, [why])
-    given, fits = put(shipped.parent / "mine.json", "most", model="another"), put(shipped / "z.json", "most", **facts)
-    preset, path, (mine, shipped_one) = choose_preset(str(given), changed(**facts))
-    assert (preset, path, shipped_one) == ("most", str(fits), why), "the next one is asked"
-    assert mine.startswith("mine.json: ")
-
-
-def test_settings_that_are_no_preset_any_more_do_not_fit(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(certificates.PRESETS, "balanced", {"preset": "balanced", "tail_tokens": 48, "near_tokens": 256})
-    why = f"smollm2.json: its settings (balanced) are no preset of sglang_pic {SERVED.plugin}"
-    assert choose_preset(None, SERVED) == ("careful", None, [why])
-    lost = choose_preset(str(shipped.parent / "lost.json"), SERVED)
-    assert lost.preset == "careful"
-    assert "No such file" in lost.passed[0]
-
-
-def test_the_package_has_one_certificate_for_a_model_and_kind_of_rows() -> None:
-    """Each of a preset of this version: a change of presets means new ones."""
-    found = [read_certificate(path) for path in sorted(SHIPPED.glob("*.json"))]
-    assert all(one.preset is not None and one.served.weights for one in found)
-    kinds = [(one.served.weights, one.served.dtype, one.served.kv_dtype) for one in found]
-    assert len({*kinds}) == len(kinds) > 0
 
 
 def test_a_certificate_lies_beside_the_configuration_that_names_it(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from sglang_pic.census import inputs
-from sglang_pic.config import PicConfig, UncertifiedConfig, load_config, read_config
-from sglang_pic.core import PRESETS, CoreConfig, PlanOptions
+from sglang_pic.config import PicConfig, load_config, read_config
+from sglang_pic.core import CoreConfig, PlanOptions
 from sglang_pic.core.settings import Setting, settings_of
 from sglang_pic.errors import ConfigError
 
@@ -70,17 +70,6 @@ def test_every_setting_is_declared_with_its_bounds_and_a_sentence(kind: type[Cor
 def test_settings_that_mean_nothing_or_contradict_each_other_are_named(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
         read_config(text)
-
-
-def test_a_certified_preset_is_settled_when_the_configuration_is_read_again() -> None:
-    text = '{"core": {"preset": "certified", "seam_tokens": 8}}'
-    asked = read_config(text)
-    assert isinstance(asked, UncertifiedConfig)
-    assert asked.core == CoreConfig(seam_tokens=8)
-    settled = read_config(text, certified="most")
-    assert not isinstance(settled, UncertifiedConfig)
-    assert settled.core == CoreConfig(**{**PRESETS["most"], "seam_tokens": 8})
-    assert read_config('{"core": {"preset": "balanced"}}', certified="most").core.preset == "balanced"
 
 
 def test_the_default_preset_is_that_of_servers_and_of_the_census(monkeypatch: pytest.MonkeyPatch) -> None:

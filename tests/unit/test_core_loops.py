@@ -42,9 +42,8 @@ def assert_alike(function: Any, *args: Any) -> None:
 
 
 @compiled
-@given(TOKENS, TOKENS, st.lists(st.tuples(*[st.integers(-70, 70)] * 3), max_size=4), st.data())
-def test_comparisons(left: Tokens, right: Tokens, moved: list[tuple[int, ...]], data: st.DataObject) -> None:
-    assert_alike(token_loops.count_misfits, left, right, np.array(moved, np.int64).reshape(-1))
+@given(TOKENS, TOKENS, st.data())
+def test_comparisons(left: Tokens, right: Tokens, data: st.DataObject) -> None:
     at, other = data.draw(st.integers(0, len(left))), data.draw(st.integers(0, len(right)))
     before, after = min(at, other), min(len(left) - at, len(right) - other)
     assert_alike(token_loops.equal_from, left, at, right, other, after)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_pic.core import MEDIA_FROM, ContentIndex, CoreConfig, Lexicon, Span, Tokens, as_tokens
+from sglang_pic.core.core_config import MOST_REUSE
 from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import CostModel, DropReason, Plan, PlanOptions
 
@@ -132,58 +133,23 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     body = text(0, 400)
     index = index_of(join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
-    options = asking(
-        tail_tokens=tail_tokens,
-        near_tokens=4 * tail_tokens,
-        compute_from=compute_from,
-        far_unseen_percent=100,
-        reordered_percent=100,
-    )
-    plan = plan_of(index, prompt, options=options)
+    plan = plan_of(index, prompt, options=asking(tail_tokens=tail_tokens, compute_from=compute_from))
     last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)
-    # Of what stands before, only the 40 tokens before the body are not the donor's too.
-    knows_most = 0.4 * (last - 4 * tail_tokens) >= 40
-    end = min(440, last - max(1, tail_tokens if knows_most else 4 * tail_tokens))
+    end = min(440, last - max(1, tail_tokens))
     assert spans(plan) == ([(41, end)] if end - 41 >= 8 else [])
     assert plan.runs or plan.dropped.get(DropReason.TAIL) == 1 or last < 60
 
 
-HEAD, CLOSING, TURN = text(0, 300), text(1, 100), text(2, 60)
-
-
-@pytest.mark.parametrize(
-    ("donor", "prompt", "fits"),
-    [
-        # A turn that the donor has not seen, behind what it has.
-        ((HEAD, CLOSING), (HEAD, TURN, CLOSING), True),
-        # A turn that only the donor has seen.
-        ((HEAD, TURN, CLOSING), (HEAD, CLOSING), False),
-        # Another turn in its place.
-        ((HEAD, text(3, 60), CLOSING), (HEAD, TURN, CLOSING), False),
-        # A clock of another length, and a turn.
-        ((text(4, 5), HEAD, CLOSING), (text(5, 9), HEAD, TURN, CLOSING), True),
-        # The same with a head that is too long for a clock.
-        ((text(4, 20), HEAD, CLOSING), (text(5, 20), HEAD, TURN, CLOSING), False),
-    ],
-)
-def test_a_donor_that_saw_nothing_else_fits(donor: list[Tokens], prompt: list[Tokens], fits: bool) -> None:
-    index = index_of(join(*donor))
-    tokens = join(*prompt, text(6, 5))
-    options = asking(tail_tokens=105, near_tokens=420, foreign_tokens=8, unseen_percent=20, seam_tokens=2)
-    plan = plan_of(index, tokens, options=options)
-    closing = (len(tokens) - 103, len(tokens) - 5)
-    assert (closing in spans(plan)) == fits
-    assert plan.dropped.get(DropReason.TAIL, 0) == (0 if fits else 1)
-
-
-def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None:
-    index = index_of(join(HEAD, CLOSING), join(HEAD[:240], text(7, 160), TURN, CLOSING))
-    tokens = join(HEAD, TURN, CLOSING, text(6, 5))
-    options = asking(tail_tokens=105, near_tokens=420, foreign_tokens=8, unseen_percent=20)
-    plan = plan_of(index, tokens, prefix_len=len(HEAD), options=options)
-    assert [(run.target_start, run.target_end, run.shift) for run in plan.runs] == [(301, 360, -100), (361, 460, 60)]
-    without = plan_of(index, tokens, prefix_len=len(HEAD))
-    assert [(run.target_start, run.target_end, run.shift) for run in without.runs] == [(301, 460, -100)]
+def test_the_tail_takes_rows_that_were_computed_after_exactly_the_same_tokens() -> None:
+    """The tree has lost rows in the middle, so that its own prefix ends before them."""
+    head, middle, closing = (text(seed, n) for seed, n in enumerate((300, 100, 100)))
+    index = ContentIndex(MOST_REUSE)
+    index.publish("a", join(head, middle, closing), [(0, 300), (400, 500)])
+    prompt = join(head, middle, closing, text(6, 5))
+    plan = plan_of(index, prompt, prefix_len=300, options=asking(tail_tokens=105))
+    assert spans(plan) == [(400, 500)]
+    elsewhere = plan_of(index, join(text(7, 9), prompt[9:]), options=asking(tail_tokens=105))
+    assert spans(elsewhere) == [(33, 300)]
 
 
 def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:

@@ -228,9 +228,9 @@ def test_what_was_not_spliced_as_meant_is_found() -> None:
 
 
 def test_policies_are_read_and_refused() -> None:
-    arm = parse_policy("mine=seam:8,min_run:128,tail:64,unseen:20,max_misfits:4")
+    arm = parse_policy("mine=seam:8,min_run:128,tail:64,reordered:splice")
     assert (arm.name, arm.seam_tokens) == ("mine", 8)
-    asked = {"seam_tokens": 8, "min_run_tokens": 128, "tail_tokens": 64, "unseen_percent": 20, "max_misfits": 4}
+    asked = {"seam_tokens": 8, "min_run_tokens": 128, "tail_tokens": 64, "reordered": "splice"}
     assert arm.overrides == asked
     plain = parse_policy("default")
     assert (plain.seam_tokens, plain.overrides, plain.rotate) == (None, {}, True)

@@ -192,9 +192,9 @@ def test_a_wrong_variable_stops_the_server(text: str, monkeypatch: pytest.Monkey
 
 
 def test_an_experiment_overrides_any_setting_of_the_policy_and_keeps_what_else_is_asked_for() -> None:
-    options = parse({"seam_tokens": 8, "testing": {"rotate": False, "policy": {"seam_tokens": 4, "max_misfits": 5}}})
+    options = parse({"seam_tokens": 8, "testing": {"rotate": False, "policy": {"seam_tokens": 4, "max_generation": 5}}})
     assert isinstance(options, ProbedOptions)
-    assert options.overrides == {"seam_tokens": 8, "max_misfits": 5}
+    assert options.overrides == {"seam_tokens": 8, "max_generation": 5}
     assert options.probe == RequestProbe(rotate=False, policy={"seam_tokens": 4, "max_misfits": 5})
     assert parse({"testing": {"policy": {"edit": "recompile"}}}).overrides == {"edit": "recompile"}
     assert parse({"mode": "off", "testing": {}}).mode is Mode.OFF

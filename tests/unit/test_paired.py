@@ -75,7 +75,7 @@ def test_what_is_spliced_are_the_prompts_own_tokens(prompts: dict[str, Prompt], 
     arms = {arm.name: arm for arm in policy_arms(prompt.plans, donors, 3)}
     num = {name: sum(block.end - block.start for block in arm.blocks) for name, arm in arms.items()}
     assert num["exact"] == num["unrotated"] == num["most"] == prompt.plans["most"].num_spliced
-    assert num["tokens-3"] == num["s64"], "random choice computes as many"
+    assert num["tokens-3"] == num["seam-64"], "random choice computes as many"
 
 
 def test_documents_drawn_anew_come_from_three_requests_and_ordered_ones_from_one(prompts: dict[str, Prompt]) -> None:
@@ -94,12 +94,12 @@ def test_exact_rows_cost_nothing_and_the_second_pass_computes_a_whole_block(
     assert found["exact"].kept
     assert found["exact"].kl < 1e-5
     assert found["unrotated"].kl > found["most"].kl > found["exact"].kl
-    blocks = attended_arms(prompt.plans["s32"], [*{run.donor: None for run in prompt.plans["s32"].runs}], 0)
+    blocks = attended_arms(prompt.plans["any-order"], [*{run.donor: None for run in prompt.plans["any-order"].runs}], 0)
     if blocks:
         sizes = {block.end - block.start for block in blocks[0].whole}
         last = len(prompt.ids) - max(block.end for block in blocks[0].blocks)
         assert found["block-1"].again - last in sizes
-        assert found["block-1"].spliced < found["s32"].spliced
+        assert found["block-1"].spliced < found["any-order"].spliced
 
 
 def test_behind_a_changed_field_its_text_and_what_names_it_are_computed(

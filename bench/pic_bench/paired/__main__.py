@@ -51,6 +51,12 @@ STUDY.add(
 )
 STUDY.add("--num", type=int, default=40, metavar="N", help="right prompts of each kind")
 STUDY.add("--length", type=int, default=3, metavar="N", help="how many times the usual documents a prompt has, 1 to 4")
+STUDY.add(
+    "--dtype",
+    choices=("float32", "bfloat16"),
+    default="float32",
+    help="of weights and rows; records of one file should have one (default: float32)",
+)
 STUDY.add("--threads", type=int, default=1, metavar="N", help="of PyTorch")
 STUDY.add("--pictures", type=Path, metavar="FOLDER", help="write KIND.svg there: KL against what is computed, all arms")
 
@@ -82,7 +88,7 @@ def read(path: Path) -> list[Record]:
 def _serve(args: argparse.Namespace) -> None:
     """Add records of prompts that are not in the file, kinds in turn; one line says which prompt was not right."""
     text, encoder = ModelText(args.model), load_encoder(str(args.model))
-    forward = Forward(args.model)
+    forward = Forward(args.model, getattr(torch, args.dtype))
     cases = Cases(args.model, POLICIES, args.data, args.seed, args.length, text, encoder)
     measure = Measure(forward, text, LAYERS.get(forward.num_layers, ()))
     wrong = args.records.with_suffix(".wrong")

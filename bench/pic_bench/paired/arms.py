@@ -4,10 +4,10 @@ Policies are the product's own plans. The others:
 
     exact       the full prefill's own rows, in the places of those that `most` splices
     unrotated   the rows of `most`, with the rotation that they had with their donors
-    block-1     the runs of `s32` are blocks; the one with the best attended token is computed whole in a second pass
+    block-1     the runs of `any-order` are blocks; the one with the best attended token is computed whole in pass two
     block-2     the two best ones
     random-N    as block-1, but a block that seed N draws, and so many more that no fewer tokens are computed
-    tokens-N    of what `most` splices, tokens that seed N draws are computed, as many as `s64` computes
+    tokens-N    of what `most` splices, tokens that seed N draws are computed, as many as `seam-64` computes
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from typing import Final, NamedTuple
 
 from sglang_pic.core import PRESETS, Plan, ReusePolicy
 
-
-def _behind_seams(seam: int) -> ReusePolicy:
-    """A seam, a tail of 32, and no other rule about contexts."""
-    return ReusePolicy(seam_tokens=seam, tail_tokens=32, near_tokens=32, far_unseen_percent=100, reordered_percent=100)
-
-
 POLICIES: Final = {
-    "careful": ReusePolicy(),
-    **{f"s{seam}": _behind_seams(seam) for seam in (32, 64, 128)},
+    "any-order": ReusePolicy(seam_tokens=32, tail_tokens=32, reordered="splice"),
+    "seam-32": ReusePolicy(seam_tokens=32, tail_tokens=64),
+    "seam-64": ReusePolicy(seam_tokens=64, tail_tokens=64),
+    "seam-128": ReusePolicy(seam_tokens=128, tail_tokens=64),
+    "tail-256": ReusePolicy(seam_tokens=64, tail_tokens=256),
     "most": ReusePolicy(**PRESETS["most"]),
 }
 """By name."""
@@ -76,7 +73,7 @@ def policy_arms(plans: Mapping[str, Plan], donors: Sequence[object], number: int
     most = blocks_of(plans["most"], donors)
     arms = [Arm(name="exact", blocks=most, is_exact=True), Arm(name="unrotated", blocks=most, rotates=False)]
     arms += [Arm(name=name, blocks=blocks_of(plan, donors)) for name, plan in plans.items()]
-    seed, num = number % SEEDS, plans["most"].num_spliced - plans["s64"].num_spliced
+    seed, num = number % SEEDS, plans["most"].num_spliced - plans["seam-64"].num_spliced
     places = [at for block in most for at in range(block.start, block.end)]
     drawn = {*random.Random(f"tokens-{seed}-{number}").sample(places, max(0, num))}
     return [*arms, Arm(name=f"tokens-{seed}", blocks=[part for block in most for part in without(block, drawn)])]

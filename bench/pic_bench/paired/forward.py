@@ -77,13 +77,18 @@ class Rows:
 
 
 class Forward:
-    """A model's weights in float32, which has less noise of its own than what is measured.
+    """A model.
+
+    Args:
+        folder: of its configuration and weights.
+        dtype: of weights and rows. float32 has less noise of its own than what is measured; bfloat16 is what servers
+            have, and takes less than half the time where a CPU multiplies it.
 
     Raises:
         ConfigError: the model is of another family, or scales its rotation.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config)
         rope = config.rope_parameters or _Rope()
         if config.model_type not in _FAMILIES or rope.rope_type != "default":
@@ -97,7 +102,8 @@ class Forward:
         self._eps = config.rms_norm_eps
         theta = config.rope_theta or rope.rope_theta or 10000.0
         self._frequencies = theta ** -(torch.arange(0, self._dim, 2, dtype=torch.float64) / self._dim)
-        weights = _weights(folder)
+        self._dtype = dtype
+        weights = _weights(folder, dtype)
         self._embedding = weights["model.embed_tokens.weight"]
         self._head = weights.get("lm_head.weight", self._embedding)
         self._norm = weights["model.norm.weight"]
@@ -106,7 +112,8 @@ class Forward:
     def rows(self, num: int) -> Rows:
         """Room for so many rows."""
         shape = self.num_layers, num, self._kv_heads, self._dim
-        return Rows(torch.zeros(shape), torch.zeros(shape), torch.zeros(num, dtype=torch.bool))
+        keys, values = (torch.zeros(shape, dtype=self._dtype) for _ in range(2))
+        return Rows(keys, values, torch.zeros(num, dtype=torch.bool))
 
     @torch.inference_mode()
     def compute(self, ids: Tensor, at: Tensor, rows: Rows, *, probe: Probe | None = None) -> Tensor:
@@ -149,25 +156,25 @@ class Forward:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, vocabulary]`."""
-        return functional.linear(hidden, self._head)
+        """`[n, vocabulary]`, in float32."""
+        return functional.linear(hidden, self._head).float()
 
     def rotated(self, rows: Tensor, at: Tensor) -> Tensor:
         """Keys or queries `[n, heads, dim]` at their positions, which may be negative; halves are pairs."""
         angles = (at.double()[:, None] * self._frequencies).float()[:, None]
         cos, sin = angles.cos(), angles.sin()
-        first, second = rows.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        first, second = rows.float().chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(rows.dtype)
 
     def _rms(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, hidden.shape[-1:], weight, self._eps)
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
+def _weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(str(file), "pt") as tensors:
-            weights |= {name: tensors.get_tensor(name).float() for name in tensors.keys()}  # noqa: SIM118
+            weights |= {name: tensors.get_tensor(name).to(dtype) for name in tensors.keys()}  # noqa: SIM118
     return weights
 
 

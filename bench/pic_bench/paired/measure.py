@@ -51,6 +51,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Of the sure tokens, those that another one beats here."""
     answer: int
     """Tokens of the answer."""
+    lead: float = 0.0
+    """Of the tokens where another one is likelier than in the full prefill, how far that one was behind there, nats;
+    the largest."""
     recovery: float | None = None
     """Of `fields`: how far the answer moved from the old one (0) to the full prefill's (1), in log odds."""
 
@@ -94,7 +97,7 @@ class Measure:
             spliced = blocks_of(prompt.plans["most"], paths)
             arms += changed_arms(prompt.ids, paths[0].tokens(), spliced, self._text, number)
         else:
-            arms += attended_arms(prompt.plans["s32"], paths, number)
+            arms += attended_arms(prompt.plans["any-order"], paths, number)
         donors = [self._computed(path.tokens(None if is_stale else end).tolist()) for path, end in ends.items()]
         stale = self._odds(prompt, donors[0][1]) if is_stale and donors else None
         if stale is not None and not stale < 0 < self._odds(prompt, full.logits):
@@ -191,7 +194,9 @@ class Measure:
         probabilities = logprobs.exp()
         kl = (probabilities * (logprobs - logits.log_softmax(-1))).sum(-1).clamp(min=0)
         is_sure = (probabilities.amax(-1) > SURE).numpy()
-        is_equal = logits.argmax(-1).numpy() == np.array(full.likeliest)
+        likeliest = logits.argmax(-1)
+        is_equal = likeliest.numpy() == np.array(full.likeliest)
+        behind = logprobs.amax(-1) - logprobs.gather(-1, likeliest[:, None])[:, 0]
         recovery = None
         if stale is not None:
             # Above 0: `records` takes no prompt whose answer is the old one.
@@ -211,6 +216,7 @@ class Measure:
             sure=int(is_sure.sum()),
             flips=int((is_sure & ~is_equal).sum()),
             answer=len(full.answer),
+            lead=round(float(behind.max()), 4),
             recovery=recovery,
         )
 
@@ -231,7 +237,7 @@ class Measure:
                 return
             query = queries[asking]
             grouped = query.view(len(asking), keys.shape[1], -1, keys.shape[2])
-            found = torch.einsum("nkgd,rkd->nkgr", grouped, keys) * keys.shape[2] ** -0.5
+            found = torch.einsum("nkgd,rkd->nkgr", grouped.float(), keys.float()) * keys.shape[2] ** -0.5
             behind = torch.arange(keys.shape[0])[None] > at[asking][:, None]
             found.masked_fill_(behind[:, None, None], float("-inf"))
             mean = found.softmax(-1).mean((0, 1, 2))

@@ -1,8 +1,7 @@
 """What a run of `tune` was asked for and what it drew, and the files of its folder.
 
 DIR/config.json environment.json sample.json served.json answers.json losses.jsonl server.log vault/
-DIR/summary.json report.md report.html plot-*.svg, and where something is certified pic.json certificate.json,
-and certificate-preset.json where these settings are no preset and a more careful preset is certified
+DIR/summary.json report.md report.html plot-*.svg, and where something is certified pic.json certificate.json
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ NAIVE: Final = "naive"  # the arm of the control
 FLIPPED: Final = "flipped"  # the control's arm where unrotated keys do no harm, because text seldom moves
 CAP: Final = 0.05  # nats a token that one session counts at most
 SAMPLE, SERVED, GOLDS, RECORDS, VAULT = "sample.json", "served.json", "answers.json", "losses.jsonl", "vault"
-PIC_CONFIG, CERTIFICATE, PRESET_CERTIFICATE = "pic.json", "certificate.json", "certificate-preset.json"
+PIC_CONFIG, CERTIFICATE = "pic.json", "certificate.json"
 RUN: Final = RunKind(
     KIND,
     "run of tune",
     (
-        *(CONFIG, ENVIRONMENT, SAMPLE, SERVED, GOLDS, RECORDS, VAULT, PIC_CONFIG, CERTIFICATE, PRESET_CERTIFICATE),
+        *(CONFIG, ENVIRONMENT, SAMPLE, SERVED, GOLDS, RECORDS, VAULT, PIC_CONFIG, CERTIFICATE),
         *("server.log", "summary.json", "report.md", "report.html", "plot-*.svg"),
     ),
 )

@@ -16,10 +16,10 @@ from sglang_pic.core import CoreConfig
 
 LADDER: Final = (
     "careful=preset:careful",
-    "near-256=near:256",
-    "tail-64=preset:balanced",
-    "tail-32=preset:balanced,tail:32",
-    "no-tail=tail:0",
+    "seam-32=seam:32",
+    "balanced=preset:balanced",
+    "any-order=preset:balanced,reordered:splice",
+    "no-tail=preset:balanced,reordered:splice,tail:0",
     "most=preset:most",
 )
 """As `--policy` of `fidelity` takes them; what is left out is as in `careful`, the server's defaults."""

@@ -23,7 +23,6 @@ from pic_bench.tune.config import (
     FLIPPED,
     NAIVE,
     PIC_CONFIG,
-    PRESET_CERTIFICATE,
     RECORDS,
     SAMPLE,
     SERVED,
@@ -59,16 +58,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def write_report(folder: Path) -> Summary:
-    """Write what the records say; certificates and a configuration only where something is certified.
+    """Write what the records say; a certificate and a configuration only where something is certified.
 
     Raises:
         BenchError: a file of the folder is missing or cannot be read.
     """
     summary = summarize(folder)
-    for name in (CERTIFICATE, PRESET_CERTIFICATE, PIC_CONFIG):
+    for name in (CERTIFICATE, PIC_CONFIG):
         (folder / name).unlink(missing_ok=True)
     if summary.certified is not None:
-        _write_certificates(folder, summary)
+        _write_certificate(folder, summary)
     title, drawing = f"Settings for {Path(summary.config.model).name}", _picture(summary)
     controls = [rung for rung in (summary.naive, summary.flipped) if rung]
     rows = [*summary.rungs, summary.exact, *controls]
@@ -140,18 +139,13 @@ def _shown_changed(config: Config, rung: Rung) -> Estimate | None:
     return rung.changed_loss if rung.changed_loss and rung.changed_loss.high < config.budget else None
 
 
-def _write_certificates(folder: Path, summary: Summary) -> None:
-    """That of the boldest certified settings with their configuration, and that of the boldest preset among them."""
-    names = [rung.name for rung in summary.rungs]
-    within = summary.rungs[: names.index(str(summary.certified)) + 1]
-    found = [_certificate(folder, summary, rung) for rung in within if rung.verdict is Verdict.CERTIFIED]
-    write_json(folder / CERTIFICATE, boldest := found[-1])
-    defaults = policy_settings(ReusePolicy())
-    core = {name: value for name, value in boldest.served.settings.items() if value != defaults[name]}
+def _write_certificate(folder: Path, summary: Summary) -> None:
+    """That of the boldest certified settings, and their configuration."""
+    (rung,) = (rung for rung in summary.rungs if rung.name == summary.certified)
+    certificate, defaults = _certificate(folder, summary, rung), policy_settings(ReusePolicy())
+    core = {name: value for name, value in certificate.served.settings.items() if value != defaults[name]}
+    write_json(folder / CERTIFICATE, certificate)
     write_json(folder / PIC_CONFIG, {"core": core, "certificate": CERTIFICATE})
-    presets = [one for one in found if one.preset is not None]
-    if presets and boldest.preset is None:
-        write_json(folder / PRESET_CERTIFICATE, presets[-1])
 
 
 def _certificate(folder: Path, summary: Summary, rung: Rung) -> Certificate:

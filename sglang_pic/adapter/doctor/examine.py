@@ -19,7 +19,6 @@ from sglang_pic.adapter.sglang.contract import (
     describe_changes,
     installed_version,
 )
-from sglang_pic.adapter.startup.certified import settle
 from sglang_pic.adapter.startup.tokenizer import read_tokenizer
 from sglang_pic.adapter.support import (
     SUPPORT,
@@ -33,7 +32,7 @@ from sglang_pic.adapter.support import (
     present,
     refusals,
 )
-from sglang_pic.certificate import Served, policy_settings
+from sglang_pic.certificate import Served, check_certificate, policy_settings
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
 from sglang_pic.runtime.rope import refuse_length
@@ -116,7 +115,9 @@ def refusals_of(resolved: Resolved, config: PicConfig) -> Iterator[str]:
 
 
 def _certificate(resolved: Resolved, config: PicConfig) -> str | None:
-    """The message of start-up on the certificate, except for what needs the weights."""
+    """The message of start-up on the certificate, except for what needs the weights; None if none is configured."""
+    if config.certificate is None:
+        return None
     here = Served(
         model=Path(resolved.context.server_args.model_path).name,
         weights=None,
@@ -127,8 +128,7 @@ def _certificate(resolved: Resolved, config: PicConfig) -> str | None:
         page_size=resolved.view.page_size,
         settings=policy_settings(config.core),
     )
-    _, checked = settle(config, here, disaggregation_mode(resolved.context))
-    return None if checked is None else checked.said
+    return check_certificate(config.certificate, here).said
 
 
 def _word(dtype: object) -> str:
