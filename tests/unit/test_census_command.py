@@ -83,18 +83,17 @@ def test_files_are_told_apart_and_a_folder_is_one(tmp_path: Path, capsys: Captur
 
 def test_options_reach_the_count(capsys: Capture) -> None:
     def chunk_tokens(*words: str) -> Any:
-        asked = ("--edit", "in_place", "--far-unseen", "100", *words)
-        return counts_of(capsys, "sample:opendevin", *asked)["total"]["chunk_tokens"]
+        return counts_of(capsys, "sample:opendevin", "--edit", "in_place", *words)["total"]["chunk_tokens"]
 
     usual = chunk_tokens()
-    assert chunk_tokens("--far-unseen", "0") < usual
-    documents = [counts_of(capsys, "gen:reorder?sessions=1", "--reordered", n)["total"] for n in ("10", "100")]
+    how = ("compute", "splice")
+    documents = [counts_of(capsys, "gen:reorder?sessions=1", "--reordered", each)["total"] for each in how]
     assert documents[0]["chunk_tokens"] < documents[1]["chunk_tokens"]
     assert chunk_tokens("--min-run", "256") < usual
     assert usual < chunk_tokens("--seam", "1")
-    assert chunk_tokens("--seam", "64", "--tail", "0") < chunk_tokens("--tail", "0")
+    assert chunk_tokens("--seam", "128", "--tail", "0") < chunk_tokens("--tail", "0")
     assert usual < chunk_tokens("--min-spliced", "8")
-    assert usual < chunk_tokens("--foreign", "100000", "--unseen", "100") == chunk_tokens("--tail", "0")
+    assert usual < chunk_tokens("--tail", "0")
     assert counts_of(capsys, "sample:opendevin", "--limit-sessions", "2")["total"]["sessions"] == 2
 
 

@@ -195,7 +195,7 @@ def test_an_experiment_overrides_any_setting_of_the_policy_and_keeps_what_else_i
     options = parse({"seam_tokens": 8, "testing": {"rotate": False, "policy": {"seam_tokens": 4, "max_generation": 5}}})
     assert isinstance(options, ProbedOptions)
     assert options.overrides == {"seam_tokens": 8, "max_generation": 5}
-    assert options.probe == RequestProbe(rotate=False, policy={"seam_tokens": 4, "max_misfits": 5})
+    assert options.probe == RequestProbe(rotate=False, policy={"seam_tokens": 4, "max_generation": 5})
     assert parse({"testing": {"policy": {"edit": "recompile"}}}).overrides == {"edit": "recompile"}
     assert parse({"mode": "off", "testing": {}}).mode is Mode.OFF
     assert parse({"seam_tokens": 8}) == RequestOptions(overrides={"seam_tokens": 8})

@@ -50,8 +50,8 @@ def test_a_server_is_thought_to_compute_the_tail_and_half_of_what_stands_behind_
     index = FleetIndex()
     for server, names in {"all": range(1, 21), "moved": range(2, 21), "tail": [19, 20], "short": [3]}.items():
         index.add(server, list(names))
-    half = (2000 - 256 - 100 - 32) // 2
-    assert index.held(_sketched(list(range(1, 21)))) == {"all": 2000, "moved": half, "short": (100 - 32) // 2}
+    held = {"all": 2000, "moved": (2000 - 64 - 100 - 64) // 2, "tail": (200 - 64 - 64) // 2}
+    assert index.held(_sketched(list(range(1, 21)))) == held
 
 
 def test_an_index_keeps_so_many_names_of_a_server() -> None:

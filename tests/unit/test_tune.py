@@ -181,7 +181,7 @@ def test_too_few_sessions_certify_nothing_and_it_says_how_many_it_takes(tune: Tu
 def test_a_call_behind_a_changed_field_is_drawn_too(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """The first draw is the same one with and without such calls in it."""
     rng, path, names = random.Random(1), tmp_path / "logs.jsonl", ("Antwerp", "Bergen", "Cadiz")
-    rules = make_text(rng, 120)
+    rules = make_text(rng, 300)
     with path.open("w") as file:
         for name in names:
             words = [f"The harbour is {name}. {rules}", *(make_text(rng, 20) for _ in range(4))]
