@@ -56,7 +56,7 @@ MOST_RUNNING = 4
 TEXTS = [MESSAGE_BREAK, "\n", ":", *(f" w{number}x" for number in range(NUM_WORDS))]
 SHORT = {
     "seam_tokens": 8,
-    "tail_tokens": 64,
+    "tail_tokens": 16,
     "reordered": "splice",
     "min_run_tokens": 32,
     "min_spliced_tokens": 16,

@@ -99,8 +99,8 @@ def test_every_row_of_a_window_that_is_read_from_the_host_is_the_right_one(
     """Both: window rows leave the device before the others, and are read from the host beside these."""
     rank = Rank(page_size, shuffle=1, host=Host(size, write_policy), num_windows=num_windows)
     drive(rank, 1200, 5, lambda *_: None)
-    assert rank.counts["rows split"] > 1_000 or num_windows == POOL
-    assert rank.counts["rows fetched"] > 50
+    assert rank.counts["rows split"] > 3_000 or num_windows == POOL
+    assert rank.counts["rows fetched"] > 100
     assert rank.counts["taken for approximate"] == 0
     rank.settle()
 
@@ -187,7 +187,7 @@ def test_rows_that_come_back_to_the_device_by_a_splice_are_no_donors() -> None:
     evict_from_tree_cache(rank.tree, POOL)
     rank.loads = False
     serve(rank, [*HEADS[0], *TEXT])
-    assert rank.counts["rows fetched"] > 500
+    assert rank.counts["rows fetched"] > 1000
     assert rank.counts["adopted again"] == 741
     assert serve(rank, [*HEADS[1], *TEXT]) == 0, "the run's own checks look at the rows"
     rank.settle()
