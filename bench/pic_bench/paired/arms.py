@@ -24,7 +24,6 @@ POLICIES: Final = {
     "seam-32": ReusePolicy(seam_tokens=32, tail_tokens=64),
     "seam-64": ReusePolicy(seam_tokens=64, tail_tokens=64),
     "seam-128": ReusePolicy(seam_tokens=128, tail_tokens=64),
-    "tail-256": ReusePolicy(seam_tokens=64, tail_tokens=256),
     "most": ReusePolicy(**PRESETS["most"]),
 }
 """By name."""

@@ -34,7 +34,7 @@ from pic_traces.encode import Encoder
 from pic_traces.source import load
 
 from pic_bench.fidelity.cases.case import Case, Ids, Tokens, lay_out, place_blocks
-from pic_bench.fidelity.cases.edits import edit_jobs
+from pic_bench.fidelity.cases.edits import DISTANCES, edit_job, templates
 from pic_bench.fidelity.cases.qa import QaFrames
 from pic_bench.fidelity.cases.tasks import task_jobs
 from pic_bench.fidelity.cases.text import ModelText
@@ -42,11 +42,14 @@ from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.record import Donors, TemplateSet
 from sglang_pic.census.simulate import NAMESPACE, Cache
 from sglang_pic.core import CoreConfig, Plan, PlanOptions, ReusePolicy, as_tokens
+from sglang_pic.core import Path as DonorPath
 
 ANSWER_TOKENS = 32
 COPIED_TOKENS = 128
-TRACE_TOKENS = 2048
+TRACE_TOKENS = 1536
 """Longest prompt of a trace: a full prefill of it takes a CPU half a minute."""
+DONOR_TOKENS = 2 * TRACE_TOKENS
+"""Most tokens of its donors."""
 LEAST_SPLICED = 256
 """Fewest tokens that the boldest policy splices of a trace's call."""
 _FILES, _FILE_TOKENS = 4, 260
@@ -226,11 +229,16 @@ class Cases:
                 yield self._made(kind, f"gone-{number}", ids, [old], [tokens.new], 12, partial(_has, value), tokens)
 
     def _fields(self, num: int) -> Iterator[Prompt]:
-        for job in edit_jobs(TemplateSet.REPORT, num, self.text, self.seed, ()):
-            case, edited = job.case, job.case.edited
+        sets = (TemplateSet.REPORT, TemplateSet.WORDS)
+        chosen = [each for of in sets for each in templates(of) if each.family.is_gated]
+        random.Random(f"fields-{self.seed}").shuffle(chosen)
+        for round_, place in (divmod(number, len(chosen)) for number in range(num)):
+            distance = DISTANCES[(place + round_) % len(DISTANCES)]
+            case = edit_job(chosen[place], self.text, (), distance, round_, self.seed, "fields").case
+            edited = case.edited
             if edited is not None and edited.answers is not None:
-                kind, gold = f"fields-{edited.edit.family.value}", [edited.answers.new]
-                yield self._made(kind, case.name, case.prompt, [edited.old], gold, answers=edited.answers)
+                kind, name = f"fields-{edited.edit.family.value}", f"{case.name}-{distance}"
+                yield self._made(kind, name, case.prompt, [edited.old], [edited.answers.new], answers=edited.answers)
 
     def _calls(self, source: str, num: int) -> Iterator[Prompt]:
         """Calls in a seeded order of the sessions, two of each at most, no answer twice."""
@@ -247,8 +255,12 @@ class Cases:
                 if len(ids) <= TRACE_TOKENS and taken < 2 and tuple(gold) not in seen:
                     prefix, plans = requests.plan(ids)
                     most = plans["most"]
-                    donors = sum(len(path) for path in {run.donor for plan in plans.values() for run in plan.runs})
-                    if most.num_spliced >= LEAST_SPLICED and donors <= 4 * TRACE_TOKENS:
+                    # Calls are not put together anew: one arm less.
+                    del plans["any-order"]
+                    ends = dict[DonorPath, int]()
+                    for run in chain.from_iterable(each.runs for each in plans.values()):
+                        ends[run.donor] = max(run.donor_end, ends.get(run.donor, 0))
+                    if most.num_spliced >= LEAST_SPLICED and sum(ends.values()) <= DONOR_TOKENS:
                         seen.add(tuple(gold))
                         taken, found = taken + 1, found + 1
                         name = f"{session.session_id}-{call.index}"

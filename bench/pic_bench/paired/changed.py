@@ -2,15 +2,17 @@
 
 text-end     from the field to the end of its paragraph
 named        and the lines that have a word of the old or of the new value
-pieces-N     and in a second pass the N paragraphs whose best token the question attends to most
+pieces-2     and in a second pass the two paragraphs whose best token the question attends to most
 drawn-N      the same with paragraphs that seed N draws, until no fewer tokens are computed
-window-N     instead of all that: so many tokens behind the field
+window       instead of all that: 128 tokens behind the field
+clause       the window, and lines that have a word of the field's own line
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -22,7 +24,9 @@ from sglang_pic.core import Tokens, as_tokens, common_len
 from sglang_pic.core.tokens import common_suffix_len
 
 TAIL_TOKENS = 32
-WINDOWS = (128, 256)
+WINDOW_TOKENS = 128
+_MOST_LINES = 8
+"""That have a word; a more frequent one tells nothing."""
 _LONGEST = 160
 """A longer paragraph is cut into pieces."""
 _WORD = re.compile(r"[^\W_]{3,}")
@@ -36,12 +40,17 @@ def changed_arms(ids: Sequence[int], old: Tokens, spliced: Sequence[Block], text
     pieces = [*_pieces(text, ids)]
     tail = range(len(ids) - TAIL_TOKENS, len(ids))
     home = [at for first, last in pieces if first < end and start < last for at in range(first, last)]
+    lines = {span: {*_words(text, new[slice(*span)])} for span in _lines(text, ids)}
     words = {*_words(text, old[start : len(old) - (len(new) - end)]), *_words(text, new[start:end])}
-    named = [
-        at for first, last in _lines(text, ids) if words & {*_words(text, new[first:last])} for at in range(first, last)
-    ]
+    beside = set[str]().union(*(found for (first, last), found in lines.items() if first < end and start < last))
+    times = Counter(word for found in lines.values() for word in found)
+    beside = words | {word for word in beside if times[word] <= _MOST_LINES}
+    named, clause = (
+        [at for span, found in lines.items() if each & found for at in range(*span)] for each in (words, beside)
+    )
+    window = range(start, end + WINDOW_TOKENS)
     computed = {"text-end": {*home, *tail}, "named": {*home, *named, *tail}}
-    computed |= {f"window-{num}": {*range(start, end + num), *tail} for num in WINDOWS}
+    computed |= {"window": {*window, *tail}, "clause": {*window, *clause, *tail}}
     arms = [Arm(name=name, blocks=_blocks(spliced, each)) for name, each in computed.items()]
     rest = _blocks(spliced, computed["named"])
     # A piece that is partly computed is computed whole.
@@ -50,7 +59,7 @@ def changed_arms(ids: Sequence[int], old: Tokens, spliced: Sequence[Block], text
     if len(whole) < 2:
         return arms
     seed = number % SEEDS
-    arms += [Arm(name=f"pieces-{num}", blocks=rest, whole=whole, attended=num) for num in (1, 2)]
+    arms.append(Arm(name="pieces-2", blocks=rest, whole=whole, attended=2))
     drawn = random.Random(f"drawn-{seed}-{number}")
     return [*arms, Arm(name=f"drawn-{seed}", blocks=rest, whole=whole, attended=2, drawn=drawn)]
 
