@@ -15,7 +15,8 @@ from pic_bench.paired.arms import POLICIES, attended_arms, blocks_of, policy_arm
 from pic_bench.paired.cases import Cases, Prompt
 from pic_bench.paired.changed import changed_arms
 from pic_bench.paired.forward import Forward
-from pic_bench.paired.measure import Measure, Record
+from pic_bench.paired.measure import Measure
+from pic_bench.paired.record import Record
 from pic_bench.paired.table import losses, most_lost, table_of
 from pic_traces.encode import load_encoder
 

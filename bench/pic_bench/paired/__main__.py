@@ -22,7 +22,8 @@ from pic_bench.frame import Finding, Study, progress
 from pic_bench.paired.arms import POLICIES
 from pic_bench.paired.cases import Cases
 from pic_bench.paired.forward import Forward
-from pic_bench.paired.measure import Measure, Record
+from pic_bench.paired.measure import Measure
+from pic_bench.paired.record import read
 from pic_bench.paired.table import pictures_of, table_of
 from sglang_pic.output import write_whole
 
@@ -74,15 +75,6 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
             what = "Left computes less, down is closer to the full prefill; the line is what a default may lose"
             write_whole(args.pictures / f"{kind}.svg", drawing.standalone(f"{kind}: loss against cost", what).encode())
     return Finding(None, table_of(records))
-
-
-def read(path: Path) -> list[Record]:
-    """The records of a file; none where there is none."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    return [msgspec.json.decode(line, type=Record) for line in lines if line]
 
 
 def _serve(args: argparse.Namespace) -> None:

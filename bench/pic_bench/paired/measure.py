@@ -20,42 +20,14 @@ from pic_bench.paired.arms import Arm, Block, attended_arms, blocks_of, policy_a
 from pic_bench.paired.cases import Judge, Prompt
 from pic_bench.paired.changed import changed_arms
 from pic_bench.paired.forward import Forward, Probe, Rows
+from pic_bench.paired.record import Record
 from sglang_pic.core import Path, Tokens, as_tokens, common_len
 
 _KNOWN = 8
 LAST_GAP = 64
 """Most tokens of the last gap whose attention chooses."""
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt under one arm; tokens are those behind the exact prefix."""
-
-    kind: str
-    prompt: str
-    arm: str
-    tokens: int
-    spliced: int
-    """Of these, rows of a donor when the answer begins."""
-    again: int
-    """Computed twice: in pass two what pass one had spliced or computed."""
-    kept: bool
-    """Every token of the full prefill's answer is the likeliest one."""
-    right: bool
-    """By the kind's judge; where it has none, `kept`."""
-    kl: float
-    """Mean over the answer of KL(full prefill || arm), nats."""
-    worst: float
-    """The largest of them."""
-    sure: int
-    flips: int
-    """Of the sure tokens, those that another one beats here."""
-    answer: int
-    """Tokens of the answer."""
-    lead: float = 0.0
-    """Of the tokens where another one is likelier than in the full prefill, how far that one was behind there, nats;
-    the largest."""
-    recovery: float | None = None
-    """Of `fields`: how far the answer moved from the old one (0) to the full prefill's (1), in log odds."""
+TIE = 0.25
+"""Nats: a token that is no further behind is as likely; logits of 16 to 32 are that far apart in two steps of bf16."""
 
 
 @dataclass(slots=True)
@@ -182,7 +154,7 @@ class Measure:
         hidden = self._forward.compute(ids[at], at, rows)[-len(answer) :]
         logits = self._forward.logits(hidden)
         found = self._compared(prompt, full, arm, logits, stale)
-        right = found.kept
+        right = found.right
         if not right and prompt.judge is not None:
             right = self._is_right(prompt, full, rows, logits.argmax(-1).tolist(), prompt.judge)
         spliced = int(is_spliced[prompt.prefix_len : num].sum())
@@ -210,7 +182,7 @@ class Measure:
             spliced=0,
             again=0,
             kept=bool(is_equal.all()),
-            right=bool(is_equal.all()),
+            right=bool(is_equal.all() if prompt.judge is not None else behind.max() <= TIE),
             kl=round(float(kl.mean()), 6),
             worst=round(float(kl.max()), 5),
             sure=int(is_sure.sum()),

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pic_bench.paired.measure import Record
+from pic_bench.paired.record import Record
 from pic_bench.report.figures import LINES, Drawing, colour, drawing, log_ticks, place
 from pic_bench.report.markdown import Table
-from pic_bench.report.numbers import tick
+from pic_bench.report.numbers import divergence, tick
 
 MOST_LOST: Final = 0.03
 """An arm may be this much below exact hits, by the upper bound."""
@@ -109,6 +109,25 @@ def table_of(records: Sequence[Record]) -> Table:
         for (kind, arm), loss in sorted(losses(records).items(), key=lambda item: (item[0][0], item[1].kl))
     ]
     return Table(head, lines)
+
+
+def arms_of(records: Sequence[Record], arms: Sequence[str]) -> Table:
+    """A line for each kind, a cell for each arm: what it computes, its KL, and how many right answers it loses."""
+    found = losses(records)
+    kinds = [kind for kind in dict.fromkeys(kind for kind, _ in found) if any((kind, arm) in found for arm in arms)]
+    lines = [
+        [kind, str(found[kind, "exact"].prompts), *(_cell(found.get((kind, arm))) for arm in arms)] for kind in kinds
+    ]
+    return Table(["kind", "prompts", *arms], lines)
+
+
+def _cell(loss: Loss | None) -> str:
+    if loss is None:
+        return "-"
+    more = (
+        f", {loss.recovery[0]:.2f}" if loss.recovery else f", -{loss.lost} +{loss.won}" if loss.lost or loss.won else ""
+    )
+    return f"{loss.computed:.0%}: {divergence(loss.kl)}{more}"
 
 
 def pictures_of(records: Sequence[Record]) -> Iterator[tuple[str, Drawing]]:
