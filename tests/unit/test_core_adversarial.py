@@ -74,7 +74,8 @@ def test_a_million_tokens_are_linear_work(kind: str, config: CoreConfig, most_wo
 def test_a_search_that_has_used_up_its_budget_ends_and_says_so() -> None:
     """One token again and again, behind two headers: donors near the end are looked at at every place."""
     tokens = as_tokens(np.full(4_000, 7))
-    index = index_of(join(text(40, 40), tokens), join(text(55, 55), tokens), config=CoreConfig(edit="in_place", tail_tokens=3_000))
+    config = CoreConfig(edit="in_place", tail_tokens=3_000)
+    index = index_of(join(text(40, 40), tokens), join(text(55, 55), tokens), config=config)
     plan = plan_of(index, text(70, 70), tokens)
     assert plan.dropped[DropReason.BUDGET] == 1
     assert plan.num_computed < 3_500

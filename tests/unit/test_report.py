@@ -25,7 +25,6 @@ from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.report import headline, write_report
 from pic_bench.out_folder import write_json
 from pic_bench.report.study import RESULTS
-from pic_bench.tune.report import write_report as write_tune
 from pic_traces.errors import ReplayError
 
 from sglang_pic.cli import main
@@ -64,7 +63,6 @@ FIDELITY = [f"fidelity-{name}" for name in ("edits", "opendevin-defaults", "qa")
 KEPT: dict[str, Callable[[Path], object]] = {
     **dict.fromkeys(("demo", "demo-opendevin-sample", "off-equals-stock"), write_all),
     **dict.fromkeys(FIDELITY, write_report),
-    "tune-miniswe-clock": write_tune,
 }
 
 
