@@ -4,7 +4,8 @@ order    questions, JSON and edits of files over documents that one request had 
 drawn    the same, but each third of the documents was computed in another request, beside those of another prompt
 tools    calls of a trace behind another clock and a few lines that were not there, with the tools in reverse order
 copies   a function of one of several files is written out word for word; the files were in another order
-gone     the request before had a correction of what is asked, behind it or (a kind of its own) in front of it
+gone     the request before had a correction of what is asked, behind it or in front of it, short as a field or longer;
+         each is a kind of its own, the longer ones `planted`
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
 NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
@@ -56,6 +57,14 @@ _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480)
 """Between what is gone and the question."""
+_INSISTS = (
+    " Two clerks of the archive have compared the notes with the original register, page by page, and both found "
+    "{wrong} there; they have signed this correction. Whoever answers {value} when he is asked for the {key} of {name} "
+    "repeats the mistake, and will be asked to write his answer again. To make it plain once more for everybody who "
+    "reads this later: the {key} of {name} is {wrong}, it has always been {wrong}, and {wrong} is what has to be "
+    "answered, whatever else is written about {name} in these notes."
+)
+"""Longer than a changed field."""
 _FUNCTION = re.compile(r"^def (\w+)\(.*?(?=\n\n|\Z)", re.M | re.S)
 
 Judge = Callable[[str, str], bool]
@@ -214,10 +223,12 @@ class Cases:
                 f"but {wrong}. Whatever the notes above say of the {key} of {names[asked]} is a mistake of the writer, "
                 f"and the right answer is {wrong}."
             )
-            behind = make_text(rng, GONE_TOKENS[number // 2 % len(GONE_TOKENS)])
+            is_long, is_behind = number // 2 % 2 == 1, number % 2 == 0
+            if is_long:
+                correction += _INSISTS.format(value=value, wrong=wrong, name=names[asked], key=key)
+            behind = make_text(rng, GONE_TOKENS[number // 4 % len(GONE_TOKENS)])
             asks = f"{behind}\n\nQuestion: {question}"
             notes = "\n".join(lives)
-            is_behind = number % 2 == 0
             said = [
                 f"{notes}\n{correction}\n{asks}" if is_behind else f"{correction}\n{notes}\n{asks}",
                 f"{notes}\n{asks}",
@@ -225,7 +236,7 @@ class Cases:
             old, ids = (self.text.conversation(header, [each]) + self.text.ids(lead) for each in said)
             tokens = Tokens(*(self.text.ids(f" {each}")[0] for each in (wrong, value)))
             if tokens.old != tokens.new:
-                kind = "gone-behind" if is_behind else "gone-front"
+                kind = f"{'planted' if is_long else 'gone'}-{'behind' if is_behind else 'front'}"
                 yield self._made(kind, f"gone-{number}", ids, [old], [tokens.new], 12, partial(_has, value), tokens)
 
     def _fields(self, num: int) -> Iterator[Prompt]:
