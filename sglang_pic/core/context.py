@@ -22,7 +22,7 @@ _LEAST_DONORS = 3
 """Donors of runs behind other text that make a prompt one put together anew, if such runs are most of its plan."""
 
 
-def put_together(runs: Sequence[Run]) -> list[bool]:
+def find_reordered(runs: Sequence[Run]) -> list[bool]:
     """For each run of a plan whether the prompt has put it together anew; cost: O(n**2) in numpy for n runs of a donor.
 
     A run is put together anew if, of the runs with the same donor, those that it has changed sides with have at least

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_pic.core import token_loops
-from sglang_pic.core.context import put_together
+from sglang_pic.core.context import find_reordered
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.lexicon import Lexicon
@@ -412,7 +412,7 @@ class Planner:
         """The runs without those that the prompt has put together anew."""
         if not self._computes_reordered or not runs:
             return runs
-        anew = put_together(runs)
+        anew = find_reordered(runs)
         kept = [run for run, is_anew in zip(runs, anew, strict=True) if not is_anew or self._is_pinned(run)]
         if len(kept) == len(runs):
             return runs

@@ -7,7 +7,7 @@ from core_builders import index_of, join, plan_of, text
 
 from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, Path, PlanOptions, Run, Tokens, as_tokens
 from sglang_pic.core.alignment import Aligner
-from sglang_pic.core.context import put_together
+from sglang_pic.core.context import find_reordered
 from sglang_pic.core.trie import Node
 
 
@@ -135,7 +135,7 @@ RUNS |= {
 @pytest.mark.parametrize("name", RUNS)
 def test_text_that_a_prompt_puts_together_anew(name: str) -> None:
     runs, anew = RUNS[name]
-    assert put_together(runs) == [each == "x" for each in anew]
+    assert find_reordered(runs) == [each == "x" for each in anew]
 
 
 @pytest.mark.parametrize(
