@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_pic.core import token_loops
-from sglang_pic.core.context import find_reordered
+from sglang_pic.core.context import find_reordered, other_tail_starts
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.lexicon import Lexicon
@@ -126,6 +126,7 @@ class Planner:
         self._dropped: Counter[DropReason] = Counter()
         self._used: list[Node] = []
         self._computes_reordered = policy.reordered == "compute"
+        self._other_tail = max(policy.tail_tokens, policy.other_tail_tokens) if policy.tail_tokens else 0
         self._paths = PlanPaths(tokens)
         # (serial of a node, shift) -> end of an equal span that is not worth a run: its other chunks are skipped.
         self._short: dict[tuple[int, int], int] = {}
@@ -139,7 +140,7 @@ class Planner:
     def plan(self) -> Plan:
         """The plan. Cost O(tokens after the prefix) in any case."""
         guarded = self._guard.protect(self._collect())
-        runs = self._holding_whole(self._within_limits(self._in_order(guarded.runs)))
+        runs = self._holding_whole(self._within_limits(self._fitting(guarded.runs)))
         self._trie.touch(self._used)
         plan = Plan(
             prefix_len=self._prefix_len,
@@ -330,21 +331,20 @@ class Planner:
     def _fit(self, found: _Candidate) -> _Candidate | None:
         """The part of the span that may be spliced so near to the prompt's end; None if too little."""
         tail_start = self._limits.tail_start
-        if found.end <= tail_start or self._paths.is_exact(found.start, found.shift, self._paths.through(found.node)):
+        if found.end <= tail_start:
             return found
-        end = max(tail_start, self._pinned_end(found))
-        if end == found.end:
+        path = self._paths.through(found.node)
+        end = min(found.end, max(tail_start, self._pinned_end(path, found.shift)))
+        if end == found.end or self._paths.is_exact(found.start, found.shift, path):
             return found
         if end - found.start < self._limits.seam + self._limits.min_spliced:
             return None
         return found._replace(end=end, node=_node_before(found.node, end - found.shift))
 
-    def _pinned_end(self, found: _Candidate) -> int:
-        """The end of the span's pinned rows if the context rule does not apply to them; else 0."""
+    def _pinned_end(self, donor: Path, shift: int) -> int:
+        """The position in the prompt up to which a donor's rows are pinned, so that the context rule does not apply."""
         pinned_len = self._options.pinned_len
-        if pinned_len is None:
-            return 0
-        return min(found.end, pinned_len(self._paths.through(found.node)) + found.shift)
+        return 0 if pinned_len is None else pinned_len(donor) + shift
 
     def _is_long_enough(self, found: _Candidate) -> bool:
         """Whether the equal span, with the equal tokens beside it that may not be spliced, has `min_run` tokens."""
@@ -408,22 +408,22 @@ class Planner:
             runs = kept
         return runs
 
-    def _in_order(self, runs: list[Run]) -> list[Run]:
-        """The runs without those that the prompt has put together anew."""
-        if not self._computes_reordered or not runs:
+    def _fitting(self, runs: list[Run]) -> list[Run]:
+        """The runs, or their first parts, that the context rule lets be spliced."""
+        reordered = find_reordered(runs) if self._computes_reordered else [False] * len(runs)
+        tails = other_tail_starts(runs, self._limits.stop + 1, self._other_tail, self._paths.common_len)
+        limits, fitting = self._limits, list[Run]()
+        for run, is_reordered, tail_start in zip(runs, reordered, tails, strict=True):
+            end = max(run.target_start if is_reordered else tail_start, self._pinned_end(run.donor, run.shift))
+            if end >= run.target_end:
+                fitting.append(run)
+            elif end - run.target_start >= limits.min_spliced:
+                fitting.append(msgspec.structs.replace(run, target_end=end))
+            else:
+                self._dropped[DropReason.REORDERED if is_reordered else DropReason.TAIL] += 1
+        if fitting == runs:
             return runs
-        anew = find_reordered(runs)
-        kept = [run for run, is_anew in zip(runs, anew, strict=True) if not is_anew or self._is_pinned(run)]
-        if len(kept) == len(runs):
-            return runs
-        limits = self._limits
-        self._dropped[DropReason.REORDERED] += len(runs) - len(kept)
-        return repair_seams(kept, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
-
-    def _is_pinned(self, run: Run) -> bool:
-        """Whether the context rule does not apply to any row of the run."""
-        pinned_len = self._options.pinned_len
-        return pinned_len is not None and pinned_len(run.donor) >= run.donor_end
+        return repair_seams(fitting, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
 
     def _holding_whole(self, runs: list[Run]) -> list[Run]:
         """The runs, cut so that each image is inside one run or in none, with seams where a run before them was cut."""

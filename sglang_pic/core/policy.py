@@ -47,6 +47,12 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "Tokens at the end of a prompt that are computed, because the answer depends on them most; only rows that were "
         "computed after exactly the same tokens, or that are pinned, are spliced there.",
     ] = 64
+    # With 256 MiniSWE's first calls lose as much as without it: study/context.md.
+    other_tail_tokens: Annotated[
+        Length,
+        "The same for rows whose donor has read mostly another text before them, such as instructions after another "
+        "task; at least `tail_tokens`, and none if that is 0.",
+    ] = 512
     reordered: Annotated[
         Literal["compute", "splice"],
         'What is done with text that a prompt has put together anew, such as documents in another order: `"compute"`, '
@@ -74,7 +80,7 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "careful": {},
-    "balanced": {"preset": "balanced", "seam_tokens": 32, "tail_tokens": 32},
+    "balanced": {"preset": "balanced", "seam_tokens": 32, "tail_tokens": 32, "other_tail_tokens": 256},
     "most": {
         "preset": "most",
         "seam_tokens": 1,

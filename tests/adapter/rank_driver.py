@@ -57,6 +57,7 @@ TEXTS = [MESSAGE_BREAK, "\n", ":", *(f" w{number}x" for number in range(NUM_WORD
 SHORT = {
     "seam_tokens": 8,
     "tail_tokens": 16,
+    "other_tail_tokens": 0,
     "reordered": "splice",
     "min_run_tokens": 32,
     "min_spliced_tokens": 16,

@@ -7,11 +7,11 @@ from core_builders import index_of, join, plan_of, text
 
 from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, Path, PlanOptions, Run, Tokens, as_tokens
 from sglang_pic.core.alignment import Aligner
-from sglang_pic.core.context import find_reordered
+from sglang_pic.core.context import find_reordered, other_tail_starts
 from sglang_pic.core.trie import Node
 
 
-@pytest.mark.parametrize(("pinned", "spliced"), [(None, 282), (500, 282), (570, 316), (700, 336)])
+@pytest.mark.parametrize(("pinned", "spliced"), [(None, 0), (500, 246), (570, 316), (700, 336)])
 def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: int | None, spliced: int) -> None:
     """A block of 400 tokens behind 190 others; the prompt has it behind 600 that the donor lacks, 10 before the end."""
     block, donor_head, head, question = (text(seed, n) for seed, n in enumerate((400, 190, 600, 10), start=7))
@@ -138,6 +138,27 @@ def test_text_that_a_prompt_puts_together_anew(name: str) -> None:
     assert find_reordered(runs) == [each == "x" for each in anew]
 
 
+ALIKE = {
+    "after a changed header": ([run(60, 40, 1500)], 20, False),
+    "the header and the run are short": ([run(60, 40, 600)], 0, False),
+    "after another task": ([run(600, 500, 700)], 100, True),
+    "far from the end": ([run(600, 500, 150)], 100, False),
+    "a long run after another task": ([run(600, 500, 1600)], 100, True),
+    "after half of the donor's text": ([run(40, 100, 600), run(700, 1200, 500)], 40, False),
+    "after less": ([run(40, 100, 500), run(700, 1200, 500)], 40, True),
+    "what another donor has read does not count": ([run(40, 100, 600, 1), run(700, 1200, 500)], 40, True),
+    "the donor read it later": ([run(40, 2000, 600), run(700, 1200, 500)], 40, True),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_near_the_end_a_donor_must_have_read_much_the_same_text(name: str) -> None:
+    runs, common, is_other = ALIKE[name]
+    last = 1300 if runs[-1].target_end < 1300 else runs[-1].target_end + 100
+    *_, start = other_tail_starts(runs, last, 512, lambda _: common)
+    assert start == (last - 512 if is_other else last)
+
+
 @pytest.mark.parametrize(
     ("order", "spliced"),
     [
@@ -149,7 +170,7 @@ def test_text_that_a_prompt_puts_together_anew(name: str) -> None:
     ],
 )
 def test_documents_in_another_order_are_computed(order: list[int], spliced: set[int]) -> None:
-    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 100, *[400] * 4), start=40))
+    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 600, *[400] * 4), start=40))
     index = index_of(join(head, *texts), config=CoreConfig())
     prompt = join(new_head, *(texts[i] for i in order), question)
     for reordered, wanted in (("compute", spliced), ("splice", {*order})):
@@ -165,7 +186,7 @@ def test_documents_in_another_order_are_computed(order: list[int], spliced: set[
 
 def test_a_run_behind_one_that_goes_gets_a_seam() -> None:
     """It went on in the context of that one."""
-    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 100, *[400] * 3), start=80))
+    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 600, *[400] * 3), start=80))
     moved, kept, last = texts
     index = index_of(join(head, kept, moved), join(moved[-100:], last), config=CoreConfig(edit="in_place"))
     prompt = join(new_head, moved, last, kept, question)

@@ -19,12 +19,13 @@ from pic_traces.encode import load_encoder
 
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.frame import Finding, Study, progress
+from pic_bench.out_folder import write_json
 from pic_bench.paired.arms import POLICIES
 from pic_bench.paired.cases import Cases
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import read
-from pic_bench.paired.table import pictures_of, table_of
+from pic_bench.paired.table import pictures_of, summary_of, table_of
 from sglang_pic.output import write_whole
 
 KINDS = ("order", "drawn", "tools", "copies", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
@@ -59,6 +60,7 @@ STUDY.add(
     help="of weights and rows; records of one file should have one (default: float32)",
 )
 STUDY.add("--threads", type=int, default=1, metavar="N", help="of PyTorch")
+STUDY.add("--summary", type=Path, metavar="FILE", help="write the table there, as JSON")
 STUDY.add("--pictures", type=Path, metavar="FOLDER", help="write KIND.svg there: KL against what is computed, all arms")
 
 
@@ -69,6 +71,8 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         torch.set_num_threads(args.threads)
         _serve(args)
     records = read(args.records)
+    if args.summary is not None:
+        write_json(args.summary, summary_of(records))
     if args.pictures is not None:
         args.pictures.mkdir(parents=True, exist_ok=True)
         for kind, drawing in pictures_of(records):

@@ -20,10 +20,9 @@ from typing import Final, NamedTuple
 from sglang_pic.core import PRESETS, Plan, ReusePolicy
 
 POLICIES: Final = {
-    "any-order": ReusePolicy(seam_tokens=32, tail_tokens=32, reordered="splice"),
-    "seam-32": ReusePolicy(seam_tokens=32, tail_tokens=64),
-    "seam-64": ReusePolicy(seam_tokens=64, tail_tokens=64),
-    "seam-128": ReusePolicy(seam_tokens=128, tail_tokens=64),
+    "any-order": ReusePolicy(seam_tokens=32, tail_tokens=32, other_tail_tokens=0, reordered="splice"),
+    "any-text": ReusePolicy(seam_tokens=64, tail_tokens=64, other_tail_tokens=0),
+    **{f"seam-{seam}": ReusePolicy(seam_tokens=seam, tail_tokens=64) for seam in (32, 64, 128)},
     "most": ReusePolicy(**PRESETS["most"]),
 }
 """By name."""

@@ -12,7 +12,7 @@ import numpy as np
 from pic_bench.paired.record import Record
 from pic_bench.report.figures import LINES, Drawing, colour, drawing, log_ticks, place
 from pic_bench.report.markdown import Table
-from pic_bench.report.numbers import divergence, tick
+from pic_bench.report.numbers import tick
 
 MOST_LOST: Final = 0.03
 """An arm may be this much below exact hits, by the upper bound."""
@@ -111,23 +111,9 @@ def table_of(records: Sequence[Record]) -> Table:
     return Table(head, lines)
 
 
-def arms_of(records: Sequence[Record], arms: Sequence[str]) -> Table:
-    """A line for each kind, a cell for each arm: what it computes, its KL, and how many right answers it loses."""
-    found = losses(records)
-    kinds = [kind for kind in dict.fromkeys(kind for kind, _ in found) if any((kind, arm) in found for arm in arms)]
-    lines = [
-        [kind, str(found[kind, "exact"].prompts), *(_cell(found.get((kind, arm))) for arm in arms)] for kind in kinds
-    ]
-    return Table(["kind", "prompts", *arms], lines)
-
-
-def _cell(loss: Loss | None) -> str:
-    if loss is None:
-        return "-"
-    more = (
-        f", {loss.recovery[0]:.2f}" if loss.recovery else f", -{loss.lost} +{loss.won}" if loss.lost or loss.won else ""
-    )
-    return f"{loss.computed:.0%}: {divergence(loss.kl)}{more}"
+def summary_of(records: Sequence[Record]) -> list[dict[str, object]]:
+    """The losses as rows of JSON, for the study's tables."""
+    return [{"kind": kind, "arm": arm, **loss._asdict()} for (kind, arm), loss in losses(records).items()]
 
 
 def pictures_of(records: Sequence[Record]) -> Iterator[tuple[str, Drawing]]:

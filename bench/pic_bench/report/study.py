@@ -111,6 +111,17 @@ def _rung(rungs: Sequence[Json], name: str) -> str:
     return percent(found["reuse"], 0) + (f": {divergence(sum(n * loss for n, loss in halves) / num)}" if num else "")
 
 
+def _paired(losses: Sequence[Json], arm: str) -> str:
+    """Of an arm of the paired experiment: the share computed, the KL and answers lost and won; or the recovery."""
+    loss = _of_arm(losses, arm)
+    if loss is None:
+        return "-"
+    if loss["recovery"]:
+        return "{:.0%}: {:.2f} / {:.2f}".format(loss["computed"], *loss["recovery"])
+    changes = f", -{loss['lost']} +{loss['won']}" if loss["lost"] or loss["won"] else ""
+    return f"{loss['computed']:.0%}: {divergence(loss['kl'])}{changes}"
+
+
 def _kl_of(cells: Sequence[Json], donors: str, arm: str) -> str:
     found = [cell["kl"]["value"] for cell in cells if (cell["donors"], cell["arm"]) == (donors, arm)]
     return divergence(found[0]) if found else "-"
@@ -123,6 +134,7 @@ JINJA.filters |= {
     "mean": fmean,
     "num_right": lambda cell: round(cell["n"] * cell["score"]["value"]),
     "of_arm": _of_arm,
+    "paired": _paired,
     "reuse_and_loss": _reuse_and_loss,
     "right": _right,
     "rung": _rung,
