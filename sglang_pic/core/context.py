@@ -23,10 +23,10 @@ _MOST_CHANGED_SIDES = 1 / 4
 """Runs of one donor that are on the other side of a run than in the donor, in lengths of that run."""
 _LEAST_DONORS = 3
 """Donors of runs after other text that make a prompt reordered, if such runs are most of its plan."""
-_LIKE_SHARE = 1 / 2
-"""Of the longer one of two contexts: if they have less in common they are other texts."""
 _LIKE_TOKENS = 128
-"""If they differ in no more tokens they are not, such as two headers."""
+"""Contexts are other texts if a donor's has more tokens that the prompt lacks, or lacks more and `_MOST_UNSEEN`."""
+_MOST_UNSEEN = 1 / 2
+"""Share of the text before a run."""
 
 
 def find_reordered(runs: Sequence[Run]) -> list[bool]:
@@ -91,5 +91,4 @@ def _is_other(run: Run, before: Sequence[Run], common: int) -> bool:
     for each in before:
         start = max(each.target_start - each.seam_len, common)
         num_like += max(0, min(each.target_end, there + each.shift) - start)
-    longer = max(here, there)
-    return longer - num_like > max(_LIKE_TOKENS, (1 - _LIKE_SHARE) * longer)
+    return there - num_like > _LIKE_TOKENS or here - num_like > max(_LIKE_TOKENS, _MOST_UNSEEN * here)

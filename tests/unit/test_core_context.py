@@ -144,8 +144,10 @@ ALIKE = {
     "after another task": ([run(600, 500, 700)], 100, True),
     "far from the end": ([run(600, 500, 150)], 100, False),
     "a long run after another task": ([run(600, 500, 1600)], 100, True),
-    "after half of the donor's text": ([run(40, 100, 600), run(700, 1200, 500)], 40, False),
-    "after less": ([run(40, 100, 500), run(700, 1200, 500)], 40, True),
+    "after text that is gone": ([run(40, 40, 600), run(640, 760, 500)], 40, False),
+    "after more of it": ([run(40, 40, 600), run(640, 780, 500)], 40, True),
+    "after new text": ([run(40, 40, 600), run(1200, 640, 500)], 40, False),
+    "after more new text than old": ([run(40, 40, 600), run(1300, 640, 500)], 40, True),
     "what another donor has read does not count": ([run(40, 100, 600, 1), run(700, 1200, 500)], 40, True),
     "the donor read it later": ([run(40, 2000, 600), run(700, 1200, 500)], 40, True),
 }

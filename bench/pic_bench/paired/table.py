@@ -111,9 +111,9 @@ def table_of(records: Sequence[Record]) -> Table:
     return Table(head, lines)
 
 
-def summary_of(records: Sequence[Record]) -> list[dict[str, object]]:
-    """The losses as rows of JSON, for the study's tables."""
-    return [{"kind": kind, "arm": arm, **loss._asdict()} for (kind, arm), loss in losses(records).items()]
+def summary_of(records: Sequence[Record]) -> dict[str, object]:
+    """The losses as JSON, for the study's tables."""
+    return {"losses": [{"kind": kind, "arm": arm, **loss._asdict()} for (kind, arm), loss in losses(records).items()]}
 
 
 def pictures_of(records: Sequence[Record]) -> Iterator[tuple[str, Drawing]]:
