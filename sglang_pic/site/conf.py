@@ -122,6 +122,7 @@ method
 found
 gain
 fidelity
+context
 models
 defaults
 documents

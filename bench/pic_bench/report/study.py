@@ -102,15 +102,6 @@ def _right(cells: Sequence[Json], arm: str) -> str:
     return f"{round(cell['n'] * cell['right']['value'])}/{cell['n']}"
 
 
-def _rung(rungs: Sequence[Json], name: str) -> str:
-    """Of a setting of `tune`: the share of the misses, and the mean loss of both halves."""
-    found = next(rung for rung in rungs if rung["name"] == name)
-    halves = [(found["chosen_on"], found["chosen_loss"])] if found["chosen_on"] else []
-    halves += [(found["loss"]["n"], found["loss"]["value"])] if found["loss"] else []
-    num = sum(n for n, _ in halves)
-    return percent(found["reuse"], 0) + (f": {divergence(sum(n * loss for n, loss in halves) / num)}" if num else "")
-
-
 def _paired(losses: Sequence[Json], arm: str) -> str:
     """Of an arm of the paired experiment: the share computed, the KL and answers lost and won; or the recovery."""
     loss = _of_arm(losses, arm)
@@ -137,7 +128,6 @@ JINJA.filters |= {
     "paired": _paired,
     "reuse_and_loss": _reuse_and_loss,
     "right": _right,
-    "rung": _rung,
     "same_tokens": lambda found, others: sum(a["tokens"] == b["tokens"] for a, b in zip(found, others, strict=True)),
     "speedup": lambda of: f"{times(of['ttft_speedup_p50'])} ({of['requests']})" if of["requests"] else "-",
     "tokens_a_pass": lambda found: sum(len(of["tokens"]) - 1 for of in found) / sum(of["num_verified"] for of in found),
