@@ -12,17 +12,21 @@ kinds of runs are different (bench/results/study/context.md):
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, Run
+from sglang_pic.core.tokens import Tokens
 
 _MOST_CHANGED_SIDES = 1 / 4
 """Runs of one donor that are on the other side of a run than in the donor, in lengths of that run."""
 _LEAST_DONORS = 3
 """Donors of runs after other text that make a prompt reordered, if such runs are most of its plan."""
+_MOST_SHIFTS = 8
+"""Of the runs before, at which contexts are compared."""
 _LIKE_TOKENS = 128
 """Contexts are other texts if a donor's has more tokens that the prompt lacks, or lacks more and `_MOST_UNSEEN`."""
 _MOST_UNSEEN = 1 / 2
@@ -57,38 +61,38 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
     return reordered.tolist()
 
 
-def other_tail_starts(runs: Sequence[Run], last: int, num_tail: int, common_len: Callable[[Path], int]) -> list[int]:
+def other_tail_starts(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[int]:
     """For each run of a plan the position from which it is not spliced because of its donor's context.
 
     Args:
         runs: in order.
+        tokens: the prompt.
         last: the end of the prompt, or of the part that may be spliced.
         num_tail: tokens at the end where no run is spliced whose donor has read another text.
-        common_len: how many leading tokens a donor's path and the prompt have in common.
 
     Returns:
-        `last - num_tail` for runs after another text, else `last`.
+        `last - num_tail` for runs after another text, else `last`; O(tokens) in numpy for each run that ends after it.
     """
     tail_start, starts = last - num_tail, []
-    before: dict[Path, list[Run]] = defaultdict(list)
+    shifts: dict[int, None] = {}
     for run in runs:
-        is_other = run.target_end > tail_start and _is_other(run, before[run.donor], common_len(run.donor))
+        # The last one is the likeliest.
+        shifts.pop(run.shift, None)
+        shifts[run.shift] = None
+        is_other = run.target_end > tail_start and _is_other(run, tokens, {0, *list(shifts)[-_MOST_SHIFTS:]})
         starts.append(tail_start if is_other else last)
-        before[run.donor].append(run)
     return starts
 
 
-def _is_other(run: Run, before: Sequence[Run], common: int) -> bool:
-    """Whether a donor's context is another text than that before its run.
-
-    Args:
-        run: the run.
-        before: the runs of the same donor before it.
-        common: how many leading tokens the donor's path and the prompt have in common.
-    """
-    here, there = run.target_start - run.seam_len, run.donor_start - run.seam_len
-    num_like = min(common, here, there)
-    for each in before:
-        start = max(each.target_start - each.seam_len, common)
-        num_like += max(0, min(each.target_end, there + each.shift) - start)
-    return there - num_like > _LIKE_TOKENS or here - num_like > max(_LIKE_TOKENS, _MOST_UNSEEN * here)
+def _is_other(run: Run, tokens: Tokens, shifts: AbstractSet[int]) -> bool:
+    """Whether a donor's context, compared at these shifts, is another text than that before its run."""
+    here, context = tokens[: run.target_start - run.seam_len], run.donor.tokens(run.donor_start - run.seam_len)
+    seen, known = np.zeros(len(here), bool), np.zeros(len(context), bool)
+    for shift in shifts:
+        start, end = max(0, shift), min(len(here), len(context) + shift)
+        if start < end:
+            is_equal = here[start:end] == context[start - shift : end - shift]
+            seen[start:end] |= is_equal
+            known[start - shift : end - shift] |= is_equal
+    num_foreign, num_unseen = (int(np.count_nonzero(~each)) for each in (known, seen))
+    return num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * len(here))

@@ -95,10 +95,8 @@ class PlanPaths:
 
     def is_exact(self, start: int, shift: int, path: Path) -> bool:
         """Whether the rows from `start` on were computed after exactly the tokens before `start` in the prompt."""
-        return shift == 0 and start <= self.common_len(path)
-
-    def common_len(self, path: Path) -> int:
-        """How many leading tokens a path and the prompt have in common."""
+        if shift != 0:
+            return False
         if path not in self._equal_lens:
             self._equal_lens[path] = common_len(path.tokens(len(self._tokens)), self._tokens)
-        return self._equal_lens[path]
+        return start <= self._equal_lens[path]

@@ -139,8 +139,10 @@ class Planner:
 
     def plan(self) -> Plan:
         """The plan. Cost O(tokens after the prefix) in any case."""
-        guarded = self._guard.protect(self._collect())
-        runs = self._holding_whole(self._within_limits(self._fitting(guarded.runs)))
+        collected = self._collect()
+        guarded = self._guard.protect(collected)
+        fitting = self._before_tail(self._in_order(guarded.runs), collected)
+        runs = self._holding_whole(self._within_limits(fitting))
         self._trie.touch(self._used)
         plan = Plan(
             prefix_len=self._prefix_len,
@@ -408,19 +410,37 @@ class Planner:
             runs = kept
         return runs
 
-    def _fitting(self, runs: list[Run]) -> list[Run]:
-        """The runs, or their first parts, that the context rule lets be spliced."""
-        reordered = find_reordered(runs) if self._computes_reordered else [False] * len(runs)
-        tails = other_tail_starts(runs, self._limits.stop + 1, self._other_tail, self._paths.common_len)
+    def _before_tail(self, runs: list[Run], collected: Sequence[Run]) -> list[Run]:
+        """The runs, or their first parts, that may be spliced so near to the prompt's end after the donor's context.
+
+        Args:
+            runs: parts of those that were collected.
+            collected: with what the guard computes of them.
+        """
+        tails = other_tail_starts(collected, self._tokens, self._limits.stop + 1, self._other_tail)
+        starts = [run.target_start for run in collected]
+        ends = [tails[bisect_right(starts, run.target_start) - 1] for run in runs]
+        return self._cut(runs, ends, DropReason.TAIL)
+
+    def _in_order(self, runs: list[Run]) -> list[Run]:
+        """The runs without those that the prompt has reordered."""
+        if not self._computes_reordered:
+            return runs
+        reordered = find_reordered(runs)
+        ends = [run.target_start if each else self._end for run, each in zip(runs, reordered, strict=True)]
+        return self._cut(runs, ends, DropReason.REORDERED)
+
+    def _cut(self, runs: list[Run], ends: Sequence[int], reason: DropReason) -> list[Run]:
+        """The runs up to these positions, or as far as they are pinned, with seams where a run before them was cut."""
         limits, fitting = self._limits, list[Run]()
-        for run, is_reordered, tail_start in zip(runs, reordered, tails, strict=True):
-            end = max(run.target_start if is_reordered else tail_start, self._pinned_end(run.donor, run.shift))
+        for run, most in zip(runs, ends, strict=True):
+            end = max(most, self._pinned_end(run.donor, run.shift))
             if end >= run.target_end:
                 fitting.append(run)
             elif end - run.target_start >= limits.min_spliced:
                 fitting.append(msgspec.structs.replace(run, target_end=end))
             else:
-                self._dropped[DropReason.REORDERED if is_reordered else DropReason.TAIL] += 1
+                self._dropped[reason] += 1
         if fitting == runs:
             return runs
         return repair_seams(fitting, self._prefix_len, limits.seam, limits.min_spliced, self._paths)

@@ -94,7 +94,9 @@ SERVERS = {
         None,
         env=plugins.AS_USERS_HAVE_IT,
     ),
-    "smollm2_probed": SharedServer("smollm2", (), {**AUDITED, "self_test": "off"}, {"request_options": True}),
+    "smollm2_probed": SharedServer(
+        "smollm2", (), {**AUDITED, "self_test": "off"}, {"request_options": True}, is_slow=True
+    ),
     "gqa_page16.small_pool": _float32(
         *("tiny-gqa", 16, *_SMALL_POOL, "--disable-overlap-schedule"),
         config={**_TAKE_EVERY_RUN, "audit_rate": 0.0, "content_events": _EVENTS},

@@ -32,6 +32,7 @@ from sglang_pic.cli import main
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("quick_servers")]
 
 
+@pytest.mark.slow
 def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
     model_dir: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from core_builders import index_of, join, plan_of, text
 
 from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, Path, PlanOptions, Run, Tokens, as_tokens
 from sglang_pic.core.alignment import Aligner
-from sglang_pic.core.context import find_reordered, other_tail_starts
+from sglang_pic.core.context import find_reordered
 from sglang_pic.core.trie import Node
 
 
@@ -138,27 +138,25 @@ def test_text_that_a_prompt_puts_together_anew(name: str) -> None:
     assert find_reordered(runs) == [each == "x" for each in anew]
 
 
+SHARED, ASKED, NOW, THEN = (text(*each) for each in ((20, 1500), (21, 900), (22, 700), (23, 700)))
 ALIKE = {
-    "after a changed header": ([run(60, 40, 1500)], 20, False),
-    "the header and the run are short": ([run(60, 40, 600)], 0, False),
-    "after another task": ([run(600, 500, 700)], 100, True),
-    "far from the end": ([run(600, 500, 150)], 100, False),
-    "a long run after another task": ([run(600, 500, 1600)], 100, True),
-    "after text that is gone": ([run(40, 40, 600), run(640, 760, 500)], 40, False),
-    "after more of it": ([run(40, 40, 600), run(640, 780, 500)], 40, True),
-    "after new text": ([run(40, 40, 600), run(1200, 640, 500)], 40, False),
-    "after more new text than old": ([run(40, 40, 600), run(1300, 640, 500)], 40, True),
-    "what another donor has read does not count": ([run(40, 100, 600, 1), run(700, 1200, 500)], 40, True),
-    "the donor read it later": ([run(40, 2000, 600), run(700, 1200, 500)], 40, True),
+    "after another header": ([THEN[:40]], [NOW[:60]], False),
+    "after another task": ([SHARED[:100], THEN[:400]], [SHARED[:100], NOW[:400]], True),
+    "after text that is gone": ([SHARED[:300], THEN[:120], SHARED[300:600]], [SHARED[:600]], False),
+    "after more of it": ([SHARED[:300], THEN[:140], SHARED[300:600]], [SHARED[:600]], True),
+    "after new text": ([SHARED[:600]], [SHARED[:600], NOW[:500]], False),
+    "after more new text than old": ([SHARED[:600]], [SHARED[:600], NOW[:700]], True),
+    "after two texts in another order": ([SHARED[:300], SHARED[400:700]], [SHARED[400:700], SHARED[:300]], False),
 }
 
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_near_the_end_a_donor_must_have_read_much_the_same_text(name: str) -> None:
-    runs, common, is_other = ALIKE[name]
-    last = 1300 if runs[-1].target_end < 1300 else runs[-1].target_end + 100
-    *_, start = other_tail_starts(runs, last, 512, lambda _: common)
-    assert start == (last - 512 if is_other else last)
+    old, new, is_other = ALIKE[name]
+    index = index_of(join(*old, ASKED), config=CoreConfig(edit="in_place", reordered="splice"))
+    plan = plan_of(index, *new, ASKED, NOW[-10:])
+    end = max(run.target_end for run in plan.runs)
+    assert plan.end - end == (512 if is_other else 64)
 
 
 @pytest.mark.parametrize(
