@@ -96,19 +96,11 @@ def _reuse_and_loss(cells: Sequence[Json], arm: str) -> str:
     return f"{percent(reuse, 0)}: {divergence(cell['forced_kl']['value'])}"
 
 
-def _right(cells: Sequence[Json], arm: str) -> str:
-    """Of an arm of TASKS: how many answers are right, of how many that a full prefill answers right."""
-    cell = _of_arm(cells, arm)
-    return f"{round(cell['n'] * cell['right']['value'])}/{cell['n']}"
-
-
 def _paired(losses: Sequence[Json], arm: str) -> str:
-    """Of an arm of the paired experiment: the share computed, the KL and answers lost and won; or the recovery."""
+    """Of an arm of the paired experiment: the share computed, the KL, and answers lost and won."""
     loss = _of_arm(losses, arm)
     if loss is None:
         return "-"
-    if loss["recovery"]:
-        return "{:.0%}: {:.2f} / {:.2f}".format(loss["computed"], *loss["recovery"])
     changes = f", -{loss['lost']} +{loss['won']}" if loss["lost"] or loss["won"] else ""
     return f"{loss['computed']:.0%}: {divergence(loss['kl'])}{changes}"
 
@@ -127,7 +119,6 @@ JINJA.filters |= {
     "of_arm": _of_arm,
     "paired": _paired,
     "reuse_and_loss": _reuse_and_loss,
-    "right": _right,
     "same_tokens": lambda found, others: sum(a["tokens"] == b["tokens"] for a, b in zip(found, others, strict=True)),
     "speedup": lambda of: f"{times(of['ttft_speedup_p50'])} ({of['requests']})" if of["requests"] else "-",
     "tokens_a_pass": lambda found: sum(len(of["tokens"]) - 1 for of in found) / sum(of["num_verified"] for of in found),
