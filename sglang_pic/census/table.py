@@ -213,9 +213,10 @@ def _never_spliced(config: CoreConfig) -> list[str]:
     if config.sink_tokens:
         reasons.append(f"the first {config.sink_tokens} tokens of a prompt")
     if config.tail_tokens:
-        reasons.append(f"up to {config.tail_tokens} tokens at its end")
+        tails = config.tail_tokens, max(config.tail_tokens, config.other_tail_tokens)
+        reasons.append("the last {} tokens of a prompt, {} after another text than before".format(*tails))
     if config.reordered == "compute":
-        reasons.append("text that was put together anew, such as documents in another order")
+        reasons.append("text in another order, such as documents")
     return reasons
 
 

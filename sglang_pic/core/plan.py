@@ -49,10 +49,14 @@ class DropReason(Reason):
     )
     REORDERED = (
         "reordered",
-        "The prompt has put the text together anew: in another order than a donor has it, or from many donors.",
+        "The text has another order than in its donor, or most of the prompt's text is from three donors or more.",
     )
     SINK = "sink", "The rows are among the first `sink_tokens` positions, of this prompt or of the donor's."
-    TAIL = "tail", "The run is in the last `tail_tokens` of the prompt, and other text was before its donor."
+    TAIL = (
+        "tail",
+        "The run is in the last `tail_tokens` of the prompt, or in its last `other_tail_tokens` and its donor read "
+        "another text before.",
+    )
 
 
 class Context(Enum):

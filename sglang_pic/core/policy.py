@@ -55,8 +55,8 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 512
     reordered: Annotated[
         Literal["compute", "splice"],
-        'What is done with text that a prompt has put together anew, such as documents in another order: `"compute"`, '
-        'or `"splice"`, which loses right answers.',
+        "What is done with text in another order than in its donor, or from three other prompts or more, such as "
+        'retrieved documents: `"compute"`, or `"splice"`, which loses right answers.',
     ] = "compute"
 
     edit: Annotated[
