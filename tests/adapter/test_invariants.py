@@ -187,7 +187,7 @@ def test_rows_that_come_back_to_the_device_by_a_splice_are_no_donors() -> None:
     evict_from_tree_cache(rank.tree, POOL)
     rank.loads = False
     serve(rank, [*HEADS[0], *TEXT])
-    assert rank.counts["rows fetched"] > 1000
+    assert rank.counts["rows fetched"] > 700
     assert rank.counts["adopted again"] == 741
     assert serve(rank, [*HEADS[1], *TEXT]) == 0, "the run's own checks look at the rows"
     rank.settle()

@@ -77,7 +77,7 @@ def test_hints_of_a_request_pin_its_prompt_for_a_time(client: Client) -> None:
 @on_servers("smollm2")
 def test_a_skill_is_spliced_near_the_end_and_compiled_again_after_a_flush(client: Client) -> None:
     """A skill of 700 tokens in a prompt of 1,360, at the settings of a server that sets none."""
-    defaults = {"seam_tokens": 32, "tail_tokens": 256}
+    defaults = {"seam_tokens": 64, "tail_tokens": 64}
 
     def ask(number: int, skills: str) -> int:
         body = {
@@ -93,7 +93,7 @@ def test_a_skill_is_spliced_near_the_end_and_compiled_again_after_a_flush(client
         alone = skills.compile("system", [], behind=_SYSTEM).tokens
         skill_len = skills.compile("copper", _SKILL, behind=_SYSTEM).tokens - alone
         assert 680 < skill_len < 740
-        assert ask(3, "far") == 0
+        assert ask(3, "far") < 0.3 * skill_len, "the last 512 tokens are computed: the skill was compiled alone"
         assert ask(4, "near") >= 0.9 * skill_len
         client.flush()
         assert skills.list() == ()
