@@ -23,6 +23,8 @@ from sglang_pic.core.tokens import Tokens
 
 _MOST_CHANGED_SIDES = 1 / 4
 """Runs of one donor that are on the other side of a run than in the donor, in lengths of that run."""
+_ROWS = 256
+"""Runs that are compared with all others of their donor at a time."""
 _LEAST_DONORS = 3
 """Donors of runs after other text that make a prompt reordered, if such runs are most of its plan."""
 _MOST_SHIFTS = 8
@@ -34,7 +36,8 @@ _MOST_UNSEEN = 1 / 2
 
 
 def find_reordered(runs: Sequence[Run]) -> list[bool]:
-    """For each run of a plan whether the prompt has reordered it; cost: O(n**2) in numpy for n runs of a donor.
+    """For each run of a plan whether the prompt has reordered it; cost: O(n) for n runs of a donor, O(n**2) in
+    numpy if they are not in its order.
 
     A run is reordered if, of the runs with the same donor, those that it has changed sides with have at least a quarter
     of its length; and with `Context.OTHER` if such runs have three donors and most of the spliced tokens.
@@ -43,14 +46,18 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
     by_donor: dict[Path, list[int]] = defaultdict(list)
     for at, run in enumerate(runs):
         by_donor[run.donor].append(at)
-    for places in by_donor.values():
-        if len(places) > 1:
-            here, there, lengths = (
-                np.array([getattr(runs[at], name) for at in places])
-                for name in ("target_start", "donor_start", "num_tokens")
-            )
-            changed_sides = (here[:, None] < here) != (there[:, None] < there)
-            reordered[places] = changed_sides @ lengths >= _MOST_CHANGED_SIDES * lengths
+    for places in map(np.array, by_donor.values()):
+        here, there, lengths = (
+            np.array([getattr(runs[at], name) for at in places])
+            for name in ("target_start", "donor_start", "num_tokens")
+        )
+        if (there[:-1] < there[1:]).all():
+            continue
+        # A few rows at a time: a prompt may have thousands of runs.
+        for start in range(0, len(places), _ROWS):
+            rows = slice(start, start + _ROWS)
+            changed_sides = (here[rows, None] < here) != (there[rows, None] < there)
+            reordered[places[rows]] = changed_sides @ lengths >= _MOST_CHANGED_SIDES * lengths[rows]
     others = [at for at, run in enumerate(runs) if run.context is Context.OTHER]
     num_spliced = sum(run.num_tokens for run in runs)
     if (

@@ -15,7 +15,6 @@ from sglang_pic.core.settings import Range, check
 _MAX_LENGTH = 1 << 20
 
 Length = Annotated[int, Range(0, _MAX_LENGTH)]
-Percent = Annotated[int, Range(0, 100)]
 
 
 class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,8 +49,8 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # With 256 MiniSWE's first calls lose as much as without it: study/context.md.
     other_tail_tokens: Annotated[
         Length,
-        "The same for rows whose donor has read mostly another text before them, such as instructions after another "
-        "task; at least `tail_tokens`, and none if that is 0.",
+        "The same for rows whose donor read another text before them, such as another task: more than 128 tokens that "
+        "the prompt lacks, or less than half of the prompt's text; at least `tail_tokens`, and none if that is 0.",
     ] = 512
     reordered: Annotated[
         Literal["compute", "splice"],

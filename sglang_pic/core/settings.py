@@ -35,7 +35,7 @@ class Setting(NamedTuple):
     @property
     def short_name(self) -> str:
         """The name without its unit, for command lines: `seam` for `seam_tokens`."""
-        return self.name.removesuffix("_tokens").removesuffix("_percent")
+        return self.name.removesuffix("_tokens")
 
     @property
     def allowed(self) -> str:

@@ -90,6 +90,14 @@ class Prompt:
     """Of `fields`: the first tokens of the old and of the new answer."""
 
 
+def donor_ends(plans: Mapping[str, Plan]) -> dict[DonorPath, int]:
+    """The donors of all plans, and how many leading tokens of each they need."""
+    ends: dict[DonorPath, int] = {}
+    for run in chain.from_iterable(plan.runs for plan in plans.values()):
+        ends[run.donor] = max(run.donor_end, ends.get(run.donor, 0))
+    return ends
+
+
 class Requests:
     """Requests in order, all of whose rows stay: what each policy splices of the next one.
 
@@ -266,12 +274,10 @@ class Cases:
                 if len(ids) <= TRACE_TOKENS and taken < 2 and tuple(gold) not in seen:
                     prefix, plans = requests.plan(ids)
                     most = plans["most"]
-                    # Calls are not put together anew: one arm less.
+                    # Calls have their text in order: one arm less.
                     del plans["any-order"]
-                    ends = dict[DonorPath, int]()
-                    for run in chain.from_iterable(each.runs for each in plans.values()):
-                        ends[run.donor] = max(run.donor_end, ends.get(run.donor, 0))
-                    if most.num_spliced >= LEAST_SPLICED and sum(ends.values()) <= DONOR_TOKENS:
+                    num_donors = sum(donor_ends(plans).values())
+                    if most.num_spliced >= LEAST_SPLICED and num_donors <= DONOR_TOKENS:
                         seen.add(tuple(gold))
                         taken, found = taken + 1, found + 1
                         name = f"{session.session_id}-{call.index}"

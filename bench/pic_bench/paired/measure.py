@@ -17,11 +17,11 @@ from torch import Tensor
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import SURE
 from pic_bench.paired.arms import Arm, Block, attended_arms, blocks_of, policy_arms
-from pic_bench.paired.cases import Judge, Prompt
+from pic_bench.paired.cases import Judge, Prompt, donor_ends
 from pic_bench.paired.changed import changed_arms
 from pic_bench.paired.forward import Forward, Probe, Rows
 from pic_bench.paired.record import Record
-from sglang_pic.core import Path, Tokens, as_tokens, common_len
+from sglang_pic.core import Tokens, as_tokens, common_len
 
 _KNOWN = 8
 LAST_GAP = 64
@@ -60,9 +60,7 @@ class Measure:
         said = self._text.answer(full.answer)
         if not full.answer or (prompt.judge is not None and not prompt.judge(said, said)):
             return
-        ends: dict[Path, int] = {}
-        for run in (run for plan in prompt.plans.values() for run in plan.runs):
-            ends[run.donor] = max(run.donor_end, ends.get(run.donor, 0))
+        ends = donor_ends(prompt.plans)
         paths, is_stale = list(ends), prompt.answers is not None
         arms = policy_arms(prompt.plans, paths, number)
         if is_stale and paths:
