@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.paired import __main__ as paired
 from pic_bench.paired.arms import POLICIES, attended_arms, blocks_of, policy_arms
-from pic_bench.paired.cases import Cases, Prompt
+from pic_bench.paired.cases import TRACE_TOKENS, Cases, Prompt
 from pic_bench.paired.changed import changed_arms
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
@@ -37,7 +37,7 @@ def forward(model: Path) -> Forward:
 def prompts(model_dir: Callable[[str], Path]) -> dict[str, Prompt]:
     """The first prompt of each kind; `drawn` needs the documents of another one."""
     folder = model_dir("smollm2")
-    cases = Cases(folder, POLICIES, (), 0, 2, ModelText(folder), load_encoder(str(folder)))
+    cases = Cases(folder, POLICIES, (), 0, 2, TRACE_TOKENS, ModelText(folder), load_encoder(str(folder)))
     return {kind: next(cases.of(kind, 12)) for kind in KINDS}
 
 

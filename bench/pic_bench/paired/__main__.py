@@ -21,7 +21,7 @@ from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.frame import Finding, Study, progress
 from pic_bench.out_folder import write_json
 from pic_bench.paired.arms import POLICIES
-from pic_bench.paired.cases import Cases
+from pic_bench.paired.cases import TRACE_TOKENS, Cases
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import read
@@ -59,6 +59,15 @@ STUDY.add(
     default="float32",
     help="of weights and rows; records of one file should have one (default: float32)",
 )
+STUDY.add(
+    "--without",
+    action="append",
+    choices=[name for name in POLICIES if name not in ("seam-64", "most")],
+    default=[],
+    metavar="ARM",
+    help="a policy that is not served; may repeat",
+)
+STUDY.add("--longest", type=int, default=TRACE_TOKENS, metavar="N", help="most tokens of a call of a trace")
 STUDY.add("--threads", type=int, default=1, metavar="N", help="of PyTorch")
 STUDY.add("--summary", type=Path, metavar="FILE", help="write the table there, as JSON")
 STUDY.add("--pictures", type=Path, metavar="FOLDER", help="write KIND.svg there: KL against what is computed, all arms")
@@ -85,7 +94,8 @@ def _serve(args: argparse.Namespace) -> None:
     """Add records of prompts that are not in the file, kinds in turn; one line says which prompt was not right."""
     text, encoder = ModelText(args.model), load_encoder(str(args.model))
     forward = Forward(args.model, getattr(torch, args.dtype))
-    cases = Cases(args.model, POLICIES, args.data, args.seed, args.length, text, encoder)
+    policies = {name: each for name, each in POLICIES.items() if name not in args.without}
+    cases = Cases(args.model, policies, args.data, args.seed, args.length, args.longest, text, encoder)
     measure = Measure(forward, text, LAYERS.get(forward.num_layers, ()))
     wrong = args.records.with_suffix(".wrong")
     done = {(each.kind, each.prompt) for each in read(args.records)}

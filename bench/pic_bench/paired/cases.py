@@ -48,9 +48,7 @@ from sglang_pic.core import Path as DonorPath
 ANSWER_TOKENS = 32
 COPIED_TOKENS = 128
 TRACE_TOKENS = 1536
-"""Longest prompt of a trace: a full prefill of it takes a CPU half a minute."""
-DONOR_TOKENS = 2 * TRACE_TOKENS
-"""Most tokens of its donors."""
+"""Most tokens of a trace's prompt."""
 LEAST_SPLICED = 256
 """Fewest tokens that the boldest policy splices of a trace's call."""
 _FILES, _FILE_TOKENS = 4, 260
@@ -135,6 +133,7 @@ class Cases:
         policies: that plans are made for; `most` is one of them.
         data: files of questions, beside the generated ones, and traces with calls of tools.
         length: how many times the usual documents a prompt has.
+        longest: most tokens of a trace's prompt; its donors have twice as many at most.
     """
 
     model: Path
@@ -142,6 +141,7 @@ class Cases:
     data: Sequence[Path]
     seed: int
     length: int
+    longest: int
     text: ModelText
     encoder: Encoder
 
@@ -271,18 +271,18 @@ class Cases:
                 encoded = self.encoder.encode(call)
                 ids, path = encoded.tokens.tolist(), encoded.path.tolist()
                 gold = path[len(ids) :][:ANSWER_TOKENS]
-                if len(ids) <= TRACE_TOKENS and taken < 2 and tuple(gold) not in seen:
+                if len(ids) <= self.longest and taken < 2 and tuple(gold) not in seen:
                     prefix, plans = requests.plan(ids)
                     most = plans["most"]
                     # Calls have their text in order: one arm less.
-                    del plans["any-order"]
+                    plans.pop("any-order", None)
                     num_donors = sum(donor_ends(plans).values())
-                    if most.num_spliced >= LEAST_SPLICED and num_donors <= DONOR_TOKENS:
+                    if most.num_spliced >= LEAST_SPLICED and num_donors <= 2 * self.longest:
                         seen.add(tuple(gold))
                         taken, found = taken + 1, found + 1
                         name = f"{session.session_id}-{call.index}"
                         yield Prompt(kind=kind, name=name, ids=ids, prefix_len=prefix, plans=plans, gold=gold)
-                if len(path) <= 2 * TRACE_TOKENS:
+                if len(path) <= 2 * self.longest:
                     requests.add(path)
             if found >= num:
                 return

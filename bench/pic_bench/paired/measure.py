@@ -66,7 +66,7 @@ class Measure:
         if is_stale and paths:
             spliced = blocks_of(prompt.plans["most"], paths)
             arms += changed_arms(prompt.ids, paths[0].tokens(), spliced, self._text, number)
-        elif prompt.judge is not None:
+        elif prompt.judge is not None and "any-order" in prompt.plans:
             arms += attended_arms(prompt.plans["any-order"], paths, number)
         donors = [self._computed(path.tokens(None if is_stale else end).tolist()) for path, end in ends.items()]
         stale = self._odds(prompt, donors[0][1]) if is_stale and donors else None
