@@ -53,7 +53,7 @@ LEAST_SPLICED = 256
 """Fewest tokens that the boldest policy splices of a trace's call."""
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
-GONE_TOKENS = (120, 240, 480)
+GONE_TOKENS = (120, 240, 480, 720)
 """Between what is gone and the question."""
 _INSISTS = (
     " Two clerks of the archive have compared the notes with the original register, page by page, and both found "
