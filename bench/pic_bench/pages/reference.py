@@ -30,6 +30,7 @@ from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Level, Support
 from sglang_pic.cli import EXIT_INTERRUPTED, EXIT_USAGE, VERBS, exits_of, parser_of
 from sglang_pic.config import PicConfig
+from sglang_pic.core import ReusePolicy
 from sglang_pic.core.settings import Setting, settings_of
 from sglang_pic.page_tables import fill_in, table
 
@@ -37,6 +38,8 @@ PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")
 CLI: Final = PAGE.with_name("CLI.md")
 _ROOT: Final = PAGE.parent.parent
+_POLICY: Final = settings_of(ReusePolicy)
+_SETTINGS: Final = "[the server's configuration](REFERENCE.md#options-of-a-server)"
 _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
 METRICS: Final = (
@@ -111,10 +114,14 @@ def _reasons() -> str:
 
 
 def _support() -> str:
+    """A table of each area; entries with one status and one reason share a row."""
     entries = sorted(SUPPORT, key=lambda entry: _position(entry.area) * 10 + _position(entry.level))
     parts = []
     for area, found in groupby(entries, key=lambda entry: entry.area):
-        rows = [(entry.level.shown, _named(entry), _why(entry)) for entry in found]
+        named: dict[tuple[str, str], list[str]] = {}
+        for entry in found:
+            named.setdefault((entry.level.shown, _why(entry)), []).append(_named(entry))
+        rows = [(status, ", ".join(names), why) for (status, why), names in named.items()]
         parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{table(('status', 'what', 'why'), rows)}")
     return "\n".join(parts)
 
@@ -151,7 +158,7 @@ def _features() -> str:
         Level.ADMITTED: "Not run",
     }
     lists = (f"{text}: {', '.join(named[level])}." for level, text in said.items() if named[level])
-    bullet = f"- {' '.join(lists)} [The matrix]({_MATRIX}) has what works, and the tests that show it."
+    bullet = f"- {' '.join(lists)} [The matrix]({_MATRIX}) has what works, and why."
     return fill(bullet, 160, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
@@ -190,13 +197,15 @@ def _words(parser: argparse.ArgumentParser, shown: dict[tuple[str, str], str]) -
             spelling = ", ".join(action.option_strings) or str(action.metavar or action.dest)
             values = f" {action.metavar or _choices(action)}" if action.option_strings and action.nargs != 0 else ""
             row = (f"`{spelling}{values}`", formatter._expand_help(action) if action.help else "")
-            where = shown.setdefault(row, verb)
-            if where == verb:
-                rows.append(row)
+            setting = _POLICY.get(action.dest)
+            if setting is not None and (action.help or "").startswith(setting.description):
+                known.setdefault(_SETTINGS, []).append(f"`{spelling}`")
+            elif (where := shown.setdefault(row, verb)) != verb:
+                known.setdefault(f"[{where}](#{where.replace(' ', '-')})", []).append(f"`{spelling}`")
             else:
-                known.setdefault(where, []).append(f"`{spelling}`")
+                rows.append(row)
     lines = [table(("argument", "meaning"), rows)] if rows else []
-    lines += [f"As in [{where}](#{where.replace(' ', '-')}): {', '.join(names)}.\n" for where, names in known.items()]
+    lines += [f"As in {where}: {', '.join(names)}.\n" for where, names in known.items()]
     return "".join(["\n".join(lines), *parts])
 
 
