@@ -173,9 +173,8 @@ deploy: setup .versions/deploy ## check the files of sglang_pic/deploy: compose,
 	PYTHONPATH=$(CURDIR)/.versions/deploy $(BIN)/python -m pytest tests/unit/test_deploy.py $(ARGS)
 
 .PHONY: matrix
-matrix: setup ## run the tests that show the matrix of what is supported, and write their outcomes into it
+matrix: setup ## run the tests that show the matrix of what is supported, and write down their outcomes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -p tests.e2e.matrix -m feature $(ARGS)
-	$(BIN)/python -m pic_bench.pages.reference
 
 .PHONY: bench-core
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC alone

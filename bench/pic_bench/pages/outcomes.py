@@ -1,4 +1,4 @@
-"""The outcomes of each matrix entry's tests: `make matrix` writes them, the reference page shows them."""
+"""The outcomes of each matrix entry's tests: `make matrix` writes them, the reference page links to them."""
 
 from __future__ import annotations
 

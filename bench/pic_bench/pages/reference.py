@@ -9,7 +9,6 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
@@ -18,8 +17,7 @@ from typing import Final
 import msgspec
 
 import sglang_pic
-from pic_bench.pages import board, outcomes
-from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
+from pic_bench.pages import board
 from sglang_pic.adapter.features import content_events, pins, state_checkpoints, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.features.hicache import store
@@ -32,6 +30,7 @@ from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Level, Support
 from sglang_pic.cli import EXIT_INTERRUPTED, EXIT_USAGE, VERBS, exits_of, parser_of
 from sglang_pic.config import PicConfig
+from sglang_pic.core import ReusePolicy
 from sglang_pic.core.settings import Setting, settings_of
 from sglang_pic.page_tables import fill_in, table
 
@@ -39,6 +38,8 @@ PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")
 CLI: Final = PAGE.with_name("CLI.md")
 _ROOT: Final = PAGE.parent.parent
+_POLICY: Final = settings_of(ReusePolicy)
+_SETTINGS: Final = "[the server's configuration](REFERENCE.md#options-of-a-server)"
 _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
 METRICS: Final = (
@@ -81,18 +82,12 @@ def render(page: str) -> str:
 
 
 def _request_options() -> str:
-    rows = [(f"`{s.name}`", s.allowed, "the server's", s.description) for s in SETTINGS.values()]
-    return table(("key", "allowed", "default", "meaning"), rows)
+    return table(("key", "allowed"), [(f"`{s.name}`", s.allowed) for s in SETTINGS.values()])
 
 
 def _server_options() -> str:
     rows = [(f"`{s.name}`", f"`{_json(s)}`", s.allowed, s.description) for s in settings_of(PicConfig).values()]
     return table(("key", "default", "allowed", "meaning"), rows)
-
-
-def _switches(kind: type[msgspec.Struct]) -> str:
-    rows = [(f"`{s.name}`", f"`{_json(s)}`", s.description) for s in settings_of(kind).values()]
-    return table(("key", "default", "meaning"), rows)
 
 
 def _metrics() -> str:
@@ -101,12 +96,12 @@ def _metrics() -> str:
 
 
 def _labels() -> str:
-    with_values = [metric for metric in METRICS if metric.values and metric is not account.FALLBACKS]
-    return "\n".join(f"{_label_title(metric)}\n\n{_values(metric)}" for metric in with_values)
-
-
-def _label_title(metric: Metric) -> str:
-    return f"`{metric.label}` of `{metric.name}`:"
+    """A table of each label's values; metrics with the same ones share it."""
+    named: dict[str, list[str]] = {}
+    for metric in METRICS:
+        if metric.values and metric is not account.FALLBACKS:
+            named.setdefault(_values(metric), []).append(f"`{metric.label}` of `{metric.name}`")
+    return "\n".join(f"{', '.join(names)}:\n\n{values}" for values, names in named.items())
 
 
 def _values(metric: Metric) -> str:
@@ -119,23 +114,15 @@ def _reasons() -> str:
 
 
 def _support() -> str:
+    """A table of each area; entries with one status and one reason share a row."""
     entries = sorted(SUPPORT, key=lambda entry: _position(entry.area) * 10 + _position(entry.level))
-    recorded = outcomes.read()
-    numbers = {test: str(number) for number, test in enumerate(recorded.tests, 1)}
     parts = []
     for area, found in groupby(entries, key=lambda entry: entry.area):
-        rows = [
-            (
-                *(entry.level.shown, _named(entry), _why(entry)),
-                ", ".join(numbers[test] for test in recorded.showing(entry.what)),
-            )
-            for entry in found
-        ]
-        columns = 4 if any(tests for *_, tests in rows) else 3
-        lines = table(("status", "what", "why", "tests")[:columns], [row[:columns] for row in rows])
-        parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{lines}")
-    tests = "".join(f"{numbers[test]}. `{test}`: {outcome.outcome}\n" for test, outcome in recorded.tests.items())
-    parts.append(f"### Tests by number\n\nTheir outcomes with SGLang {recorded.sglang}:\n\n{tests}")
+        named: dict[tuple[str, str], list[str]] = {}
+        for entry in found:
+            named.setdefault((entry.level.shown, _why(entry)), []).append(_named(entry))
+        rows = [(status, ", ".join(names), why) for (status, why), names in named.items()]
+        parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{table(('status', 'what', 'why'), rows)}")
     return "\n".join(parts)
 
 
@@ -171,7 +158,7 @@ def _features() -> str:
         Level.ADMITTED: "Not run",
     }
     lists = (f"{text}: {', '.join(named[level])}." for level, text in said.items() if named[level])
-    bullet = f"- {' '.join(lists)} [The matrix]({_MATRIX}) has what works, and the tests that show it."
+    bullet = f"- {' '.join(lists)} [The matrix]({_MATRIX}) has what works, and why."
     return fill(bullet, 160, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
@@ -184,24 +171,42 @@ def _exits() -> str:
 
 def _verbs() -> str:
     parts = []
+    shown: dict[tuple[str, str], str] = {}
     for name, verb in VERBS.items():
         examples = "\n".join(f"$ {line}" for line in verb.examples)
-        parts.append(f"## {name}\n\n{verb.description}\n\n```console\n{examples}\n```\n\n{_words(parser_of(name))}")
+        words = _words(parser_of(name), shown)
+        parts.append(f"## {name}\n\n{verb.description}\n\n```console\n{examples}\n```\n\n{words}")
     return "\n".join(parts)
 
 
-def _words(parser: argparse.ArgumentParser) -> str:
-    """The table of a parser's arguments, then those of its actions."""
+def _words(parser: argparse.ArgumentParser, shown: dict[tuple[str, str], str]) -> str:
+    """The table of a parser's arguments, then those of its actions.
+
+    Args:
+        shown: each argument and its meaning, with the verb where they have been shown; takes those of this parser. What
+            another verb has shown is only named.
+    """
+    verb = parser.prog.split(" ", 1)[1]
     rows, parts = [], []
+    known: dict[str, list[str]] = {}
     formatter = parser._get_formatter()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            parts += [f"\n### {sub.prog.split(' ', 1)[1]}\n\n{_words(sub)}" for sub in action.choices.values()]
+            parts += [f"\n### {sub.prog.split(' ', 1)[1]}\n\n{_words(sub, shown)}" for sub in action.choices.values()]
         elif "--help" not in action.option_strings:
             spelling = ", ".join(action.option_strings) or str(action.metavar or action.dest)
             values = f" {action.metavar or _choices(action)}" if action.option_strings and action.nargs != 0 else ""
-            rows.append((f"`{spelling}{values}`", formatter._expand_help(action) if action.help else ""))
-    return "".join([table(("argument", "meaning"), rows) if rows else "", *parts])
+            row = (f"`{spelling}{values}`", formatter._expand_help(action) if action.help else "")
+            setting = _POLICY.get(action.dest)
+            if setting is not None and (action.help or "").startswith(setting.description):
+                known.setdefault(_SETTINGS, []).append(f"`{spelling}`")
+            elif (where := shown.setdefault(row, verb)) != verb:
+                known.setdefault(f"[{where}](#{where.replace(' ', '-')})", []).append(f"`{spelling}`")
+            else:
+                rows.append(row)
+    lines = [table(("argument", "meaning"), rows)] if rows else []
+    lines += [f"As in {where}: {', '.join(names)}.\n" for where, names in known.items()]
+    return "".join(["\n".join(lines), *parts])
 
 
 def _choices(action: argparse.Action) -> str:
@@ -232,8 +237,6 @@ def _json(setting: Setting) -> str:
 _TABLES: Final[dict[str, Callable[[], str]]] = {
     "request-options": _request_options,
     "server-options": _server_options,
-    "probe-server": partial(_switches, ProbeConfig),
-    "probe-request": partial(_switches, RequestProbe),
     "metrics": _metrics,
     "labels": _labels,
     "reasons": _reasons,

@@ -155,14 +155,17 @@ def _lines(found: RecipeSurvey) -> Iterator[str]:
         yield ""
         yield fill(" ".join(text.format(num_renamed=num_renamed).split()), 160, break_on_hyphens=False)
     yield ""
+    reasons: dict[str, int] = {}
     shown = table(
-        ["model", "recipe", "card", "answer", "what to add, or why not"],
+        ["model", "recipe", "card", "answer", "what to add, or why not, by number"],
         (
-            [each.recipe.model, each.recipe.name, each.recipe.cards, each.answer, _why(each)]
+            [each.recipe.model, each.recipe.name, each.recipe.cards, each.answer, _why(each, reasons)]
             for each in sorted(found.recipes, key=lambda each: (KINDS.index(each.recipe.kind), each.recipe.name))
         ),
     )
     yield from shown.splitlines()
+    yield ""
+    yield from (f"{number}. {reason}" for reason, number in reasons.items())
 
 
 _ABOUT: Final = (
@@ -182,6 +185,8 @@ def _share(count: Counter[str], answer: str) -> str:
     return f"{count[answer]} ({100 * count[answer] / count.total():.0f} %)"
 
 
-def _why(judged: Judged) -> str:
-    lines = "; ".join(line.removesuffix(".") for line in (*judged.refused, *judged.prefix_only))
-    return lines or (f"`{judged.needed}`" if judged.needed else "")
+def _why(judged: Judged, reasons: dict[str, int]) -> str:
+    """The flag that helps, or the numbers of the reasons; takes new ones into `reasons`."""
+    lines = (line.removesuffix(".") for line in (*judged.refused, *judged.prefix_only))
+    numbers = ", ".join(str(reasons.setdefault(line, len(reasons) + 1)) for line in lines)
+    return numbers or (f"`{judged.needed}`" if judged.needed else "")
