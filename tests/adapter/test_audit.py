@@ -14,7 +14,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter.features.audit import moments as audit_moments
 from sglang_pic.adapter.features.audit.audit import DRAWN, is_drawn
-from sglang_pic.adapter.features.audit.audit_metrics import SKIPPED, SUSPENDED, UNDECIDED_KL, WORST_KL, AuditSkip
+from sglang_pic.adapter.features.audit.audit_metrics import SKIPPED, SUSPENDED, WORST_KL, AuditSkip
 from sglang_pic.adapter.features.audit.ledger import Window
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS, PromptPass
@@ -440,33 +440,3 @@ def test_bad_answers_of_one_kind_of_requests_turn_a_namespace_off(
         assert part in record.getMessage()
     bench.audit.resume(0)
     assert [bench.series.level(*each) for each in shown] == [0, 0, 0]
-
-
-def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFixture) -> None:
-    """None of them has enough audits to be switched off; whoever watches is told once, and again after it was well."""
-    bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
-    shown = bench.series.levels[UNDECIDED_KL.name, None]
-
-    def audit(logits: torch.Tensor, users: range) -> None:
-        for user in users:
-            bench.serve(logits, tokens=short, namespace=f"user-{user}")
-            bench.run(3)
-
-    with caplog.at_level(logging.WARNING):
-        audit(logits_of([1]), range(bench.config.audit_min - 1))
-        assert (caplog.records, shown[-1], bench.audit.report().undecided) == ([], 0, None)
-        audit(logits_of([1]), range(100, 110))
-        (record,) = caplog.records
-        assert record.levelno == logging.ERROR
-        for part in ("16 namespaces", "last 16 audited", "No single namespace has the 16", "SPLICING STAYS ON"):
-            assert part in record.getMessage()
-        undecided = bench.audit.report().undecided
-        assert undecided is not None
-        assert undecided.kl == shown[-1] > 0.2
-        assert all(bench.audit.is_on(Namespace(f"user-{user}")) for user in range(25))
-        audit(logits_of(short), range(200, 240))
-        assert shown[-1] == 0
-        audit(logits_of([1]), range(300, 340))
-        assert len(caplog.records) == 2
-        bench.audit.on_flush()
-        assert (shown[-1], bench.audit.report().undecided) == (0, None)

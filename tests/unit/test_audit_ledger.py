@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.adapter.features.audit.ledger import AuditLedger, Undecided, Window
+from sglang_pic.adapter.features.audit.ledger import AuditLedger, Window
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.config import PicConfig
 
@@ -16,28 +14,11 @@ LIMITS = PicConfig(audit_kl_limit=0.5, audit_kl_cap=2.0, audit_window=8, audit_m
 A, B = Namespace("a"), Namespace("a", "salt")
 
 
-def undecided(kl: float, num_audited: int, num_agreed: int, num_namespaces: int) -> Undecided:
-    """What the window of many shows."""
-    return Undecided(
-        kl=pytest.approx(kl),
-        is_above_limit=kl > LIMITS.audit_kl_limit,
-        num_audited=num_audited,
-        num_agreed=num_agreed,
-        num_namespaces=num_namespaces,
-    )
-
-
 def enter(ledger: AuditLedger, namespace: Namespace, *kls: float, window: Window = Window.PLAIN) -> list[int]:
     """Enter audited requests of the present generation; the numbers of the suspensions they bring about."""
     generation = ledger.generation(namespace)
     entered = [ledger.observe(namespace, generation, kl, agreed=kl < 1, window=window) for kl in kls]
     return [suspension.number for suspension in entered if suspension is not None]
-
-
-def enter_many(ledger: AuditLedger, num_namespaces: int, kl: float = 3, key: str = "a") -> None:
-    """Enter one audited request of each of so many salts."""
-    for user in range(num_namespaces):
-        enter(ledger, Namespace(key, f"salt-{user}"), kl)
 
 
 def test_a_full_measure_turns_one_namespace_off() -> None:
@@ -81,16 +62,6 @@ def test_each_window_decides_alone(window: Window) -> None:
         assert enter(ledger, A, 3, 3, 3, window=each) == [], "all are empty"
 
 
-def test_a_namespace_judged_in_one_window_is_watched_with_others_in_the_other() -> None:
-    ledger = AuditLedger(LIMITS)
-    for namespace in (A, B):
-        enter(ledger, namespace, 0.1, 0.1)
-        enter(ledger, namespace, 3, window=Window.CHANGED)
-    assert ledger.undecided == undecided((0.1 + 0.1 + 2.0) / 3, 6, 4, 2)
-    enter(ledger, A, 0.1, 0.1)
-    assert ledger.undecided == undecided((0.1 + 0.1 + 2.0) / 3, 4, 2, 2), "of A its changed field is left"
-
-
 def test_on_again_is_another_generation_with_an_empty_window() -> None:
     ledger = AuditLedger(LIMITS)
     enter(ledger, A, *[3] * 4)
@@ -129,41 +100,6 @@ def test_other_weights_clear_the_windows_only() -> None:
     assert not ledger.is_on(B)
     assert ledger.generation(A) == 1, "the tree still holds rows of the one before"
     assert enter(ledger, A, 3) == [], "its window is empty again"
-
-
-def test_namespaces_with_few_requests_are_watched_together() -> None:
-    """A salt for each user: none of them ever has enough to be judged."""
-    ledger = AuditLedger(LIMITS)
-    enter_many(ledger, 3)
-    assert ledger.undecided is None
-    enter(ledger, Namespace("a", "salt-0"), 0.1)
-    assert ledger.undecided == undecided((2 * 2.0 + 0.1) / 3, 4, 1, 3), "without one of those that add most"
-    enter_many(ledger, 20, 0.2, "b")
-    assert ledger.undecided == undecided(0.2, 8, 8, 8), "the last ones"
-    assert ledger.suspensions == []
-
-
-def test_a_namespace_that_is_judged_leaves_the_others_window() -> None:
-    """What it does wrong is said once, and of it."""
-    ledger = AuditLedger(LIMITS)
-    enter(ledger, B, 0.1, 0.1, 0.1)
-    enter(ledger, A, 3)
-    assert ledger.undecided == undecided(0.1, 4, 3, 2), "one alone is for its own window"
-    assert enter(ledger, A, 3, 3, 3) == [1]
-    assert ledger.undecided is None, "three of the other are left"
-    enter(ledger, Namespace("c"), 0.1)
-    assert ledger.undecided == undecided(0.1, 4, 4, 2)
-    enter(ledger, B, *[0.1] * 6)
-    assert ledger.undecided is None
-
-
-@pytest.mark.parametrize("empty", [AuditLedger.flush, AuditLedger.renew])
-def test_the_window_of_many_keeps_the_forgotten_until_it_is_emptied(empty: Callable[[AuditLedger], None]) -> None:
-    ledger = AuditLedger(LIMITS, max_namespaces=2)
-    enter_many(ledger, 6)
-    assert ledger.undecided == undecided(2.0, 6, 0, 6)
-    empty(ledger)
-    assert ledger.undecided is None
 
 
 def test_memory_is_bounded_and_what_is_off_stays_off() -> None:

@@ -138,16 +138,16 @@ def test_every_value_of_a_label_is_exported_from_the_start(registry: object) -> 
     before = samples(registry)
     for reason in audit.AuditSkip:
         assert before[audit.SKIPPED.name, reason.value] == 0
-    assert before[audit.UNDECIDED_KL.name, None] == 0
+    assert before[audit.LIMIT.name, None] == 0
     series.add(audit.SKIPPED, 3, value="memory")
     series.add(audit.TOKENS, 256)
-    series.set(audit.UNDECIDED_KL, 0.2)
+    series.set(audit.LIMIT, 0.2)
     series.set(audit.SUSPENDED, 2, value="changed")
     series.observe(audit.KL, 0.02, value="plain")
     after = samples(registry)
     assert after[audit.SKIPPED.name, "memory"] == 3
     assert after[audit.TOKENS.name, None] == 256
-    assert after[audit.UNDECIDED_KL.name, None] == 0.2
+    assert after[audit.LIMIT.name, None] == 0.2
     assert (after[audit.SUSPENDED.name, "changed"], after[audit.SUSPENDED.name, "plain"]) == (2, 0)
     assert (after[f"{audit.KL.name}_count", "plain"], after[f"{audit.KL.name}_count", "changed"]) == (1, 0)
     assert (buckets(registry, "0.01"), buckets(registry, "0.03")) == (0, 1)

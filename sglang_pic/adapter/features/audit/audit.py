@@ -29,7 +29,6 @@ from sglang_pic.adapter.features.audit.report import (
     WindowReport,
     log_resumption,
     log_suspension,
-    log_undecided,
 )
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
@@ -110,11 +109,8 @@ class Audit(Feature):
         # NOTE: requests are drawn at random: if tenants take turns, every n-th one is the same tenant's.
         self._chance = random.Random(_SEED)
         self._tallies = {window: _Tally() for window in Window}
-        self._suspended_tenants: set[str] = set()
-        """Those that have a series in the metrics."""
         series.set(metrics.LIMIT, config.audit_kl_limit)
         self._num_skipped = self._num_summed = 0
-        self._has_warned = False
         self._num_rounds = 0
 
     def is_on(self, namespace: Namespace) -> bool:
@@ -278,7 +274,6 @@ class Audit(Feature):
             mean_kl=sum(tally.sum_kl for tally in tallies) / max(1, num_audited),
             worst_window_kl=max(report.worst_window_kl for report in windows.values()),
             windows=windows,
-            undecided=self._ledger.undecided,
             suspended=self._ledger.suspensions,
         )
 
@@ -316,28 +311,11 @@ class Audit(Feature):
         self._show_windows()
 
     def _show_windows(self) -> None:
-        """Export the windows, and check the one that small namespaces share."""
+        """Export the windows."""
         decided = [suspension.window for suspension in self._ledger.suspensions]
-        tenants = {suspension.tenant for suspension in self._ledger.suspensions}
-        self._suspended_tenants |= tenants
-        for tenant in self._suspended_tenants:
-            self._series.set(metrics.SUSPENDED_TENANT, int(tenant in tenants), value=tenant)
         for window in Window:
             self._series.set(metrics.SUSPENDED, decided.count(window), value=window.value)
             self._series.set(metrics.WORST_KL, self._ledger.worst(window), value=window.value)
-        self._watch_undecided()
-
-    def _watch_undecided(self) -> None:
-        """Log once when the namespaces with too few audits of their own together exceed the limit."""
-        undecided = self._ledger.undecided
-        self._series.set(metrics.UNDECIDED_KL, 0.0 if undecided is None else undecided.kl)
-        if undecided is None or not undecided.is_above_limit:
-            # Logged again the next time.
-            self._has_warned = False
-        elif not self._has_warned:
-            self._has_warned = True
-            if self._is_first_rank:
-                log_undecided(undecided, self._config)
 
     def _is_present(self, namespace: Namespace, generation: int) -> bool:
         return self.is_on(namespace) and generation == self.generation(namespace)

@@ -67,13 +67,6 @@ SUSPENDED: Final = Metric(
     label="window",
     values=_WINDOWS,
 )
-SUSPENDED_TENANT: Final = Metric(
-    "sglang:pic_audit_suspended_tenant",
-    MetricKind.GAUGE,
-    "1 while audits have switched splicing off for a tenant, 0 when it is on again. Its name is the first 8 hex digits "
-    "of the SHA-256 of its cache_salt, else of its extra_key; beyond 64 it is `other`.",
-    label="tenant",
-)
 WORST_KL: Final = Metric(
     "sglang:pic_audit_worst_kl_nats",
     MetricKind.GAUGE,
@@ -87,12 +80,6 @@ LIMIT: Final = Metric(
     MetricKind.GAUGE,
     "The mean KL above which a namespace is switched off (audit_kl_limit), in nats.",
 )
-UNDECIDED_KL: Final = Metric(
-    "sglang:pic_audit_undecided_kl_nats",
-    MetricKind.GAUGE,
-    "Mean KL of the last audited requests of namespaces with fewer than audit_min of them, each counted up to "
-    "audit_kl_cap, without the namespace that adds most; 0 until there are audit_min such requests together.",
-)
 
 METRICS: Final = (
     AUDITED,
@@ -100,8 +87,6 @@ METRICS: Final = (
     SKIPPED,
     TOKENS,
     SUSPENDED,
-    SUSPENDED_TENANT,
     WORST_KL,
     LIMIT,
-    UNDECIDED_KL,
 )

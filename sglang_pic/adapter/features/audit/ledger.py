@@ -6,9 +6,7 @@ A namespace has three windows: one for requests spliced after a changed field, w
 requests that inherit spliced rows, which may be far more; one for the others. In a common mean one kind could hide the
 errors of another. Each window alone switches the namespace off.
 
-Namespaces of few requests (a salt for each user) may never have enough audits. Theirs go into one more window over all
-such namespaces. It switches nothing off, because one tenant with many salts could switch off all others; it is logged
-and exported.
+A namespace of few requests may never have `audit_min` audits. It is never switched off.
 
 A generation is part of a namespace's key in the tree (`namespace.tree_key`): a namespace that is switched on again
 starts empty, so no row from before is served.
@@ -61,23 +59,9 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
     """How many of them had the same likeliest token."""
 
 
-class Undecided(msgspec.Struct, frozen=True, kw_only=True):
-    """The namespaces with fewer than `audit_min` audited requests, together, as `/server_info` shows them."""
-
-    kl: float
-    """Mean KL of their last audited requests in nats, each counted up to `audit_kl_cap`, without the namespace that
-    adds most."""
-    is_above_limit: bool
-    num_audited: int
-    num_agreed: int
-    num_namespaces: int
-
-
 class _Entry(NamedTuple):
     """One audited request; its KL is capped, so that no single request can exceed the limit."""
 
-    namespace: Namespace
-    window: Window
     kl: float
     agreed: bool
 
@@ -106,7 +90,6 @@ class AuditLedger:
         self._config, self._max_namespaces = config, max_namespaces
         self._records: OrderedDict[Namespace, _Record] = OrderedDict()
         self._num_suspensions = 0
-        self._undecided: deque[_Entry] = deque(maxlen=config.audit_window)
 
     def is_on(self, namespace: Namespace) -> bool:
         """Whether requests of `namespace` may be spliced; O(1).
@@ -141,18 +124,10 @@ class AuditLedger:
         record = self._record(namespace)
         if record is None or record.suspension is not None or record.generation != generation:
             return None
-        entries, least = record.windows[window], self._config.audit_min
-        entry = _Entry(namespace, window, min(kl, self._config.audit_kl_cap), agreed)
-        entries.append(entry)
-        if len(entries) < least:
-            self._undecided.append(entry)
-            return None
-        if len(entries) == least:
-            # From here on its own window decides.
-            others = [other for other in self._undecided if (other.namespace, other.window) != (namespace, window)]
-            self._undecided = deque(others, maxlen=self._config.audit_window)
+        entries = record.windows[window]
+        entries.append(_Entry(min(kl, self._config.audit_kl_cap), agreed))
         mean = _mean(entries)
-        if mean <= self._config.audit_kl_limit:
+        if len(entries) < self._config.audit_min or mean <= self._config.audit_kl_limit:
             return None
         self._num_suspensions += 1
         record.suspension = Suspension(
@@ -191,7 +166,6 @@ class AuditLedger:
             record.clear()
             if not record.is_kept:
                 del self._records[namespace]
-        self._undecided.clear()
 
     def flush(self) -> None:
         """Clear windows and generations after the tree was emptied; suspensions stay."""
@@ -210,22 +184,6 @@ class AuditLedger:
         least = self._config.audit_min
         windows = [record.windows[window] for record in self._records.values()]
         return max((_mean(entries) for entries in windows if len(entries) >= least), default=0.0)
-
-    @property
-    def undecided(self) -> Undecided | None:
-        """The namespaces with too few audits, together; `None` until they have `audit_min` of them."""
-        entries = self._undecided
-        if len(entries) < self._config.audit_min:
-            return None
-        namespaces = {entry.namespace for entry in entries}
-        kl = min(_mean([entry for entry in entries if entry.namespace != left_out]) for left_out in namespaces)
-        return Undecided(
-            kl=kl,
-            is_above_limit=kl > self._config.audit_kl_limit,
-            num_audited=len(entries),
-            num_agreed=sum(entry.agreed for entry in entries),
-            num_namespaces=len(namespaces),
-        )
 
     def _record(self, namespace: Namespace) -> _Record | None:
         record = self._records.get(namespace)

@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from sglang_pic.adapter.features.audit.ledger import Suspension, Undecided, Window
+from sglang_pic.adapter.features.audit.ledger import Suspension, Window
 from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,6 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     worst_window_kl: float
     """The largest of the windows' `worst_window_kl`."""
     windows: dict[Window, WindowReport]
-    undecided: Undecided | None
-    """`None` until it has `audit_min` requests."""
     suspended: list[Suspension]
 
 
@@ -73,24 +71,6 @@ def log_suspension(suspension: Suspension, config: PicConfig, *, sends_rows: boo
         if suspension.window is Window.CHANGED
         else "",
         "; decode servers may keep earlier spliced rows: POST /flush_cache to them" if sends_rows else "",
-    )
-
-
-def log_undecided(undecided: Undecided, config: PicConfig) -> None:
-    """Log that the namespaces with too few audits together exceed the limit."""
-    logger.error(
-        "sglang_pic: SPLICES ARE FAR OFF in %d namespaces together: over their last %d audited requests KL(full || "
-        "spliced) of the first token is %.3f nats on average even without the worst namespace, each counted up to %s; "
-        "audit_kl_limit is %s; %d of them agree on the likeliest token. No single namespace has the %d audited "
-        "requests of a window (audit_min) that switch it off, so SPLICING STAYS ON. Raise audit_rate or lower "
-        "audit_min to check each namespace, or start without --radix-cache-backend pic.",
-        undecided.num_namespaces,
-        undecided.num_audited,
-        undecided.kl,
-        config.audit_kl_cap,
-        config.audit_kl_limit,
-        undecided.num_agreed,
-        config.audit_min,
     )
 
 
