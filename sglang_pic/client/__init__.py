@@ -10,8 +10,7 @@ Needs neither torch nor SGLang. `Skills` and `AsyncSkills` need httpx (the extra
 from __future__ import annotations
 
 from sglang_pic.client.edits import edit
-from sglang_pic.client.library import Receipt
 from sglang_pic.client.messages import NEAR, Message, compose
-from sglang_pic.client.skills import AsyncSkills, Pin, Skills
+from sglang_pic.client.skills import AsyncSkills, Pin, Receipt, Skills
 
 __all__ = ["NEAR", "AsyncSkills", "Message", "Pin", "Receipt", "Skills", "compose", "edit"]

@@ -24,13 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
     shared.add_argument("--model", default="default", help="the model's name, for servers that ask for it")
     shared.add_argument("--extra-key", help="the namespace of the skills")
-    shared.add_argument(
-        "--library",
-        type=Path,
-        default=Path("skills.json"),
-        metavar="FILE",
-        help="records the compiled skills for `ensure` (default: %(default)s)",
-    )
     shared.add_argument("--json", action="store_true", help="print the result as JSON")
     compiling = actions.add_parser("compile", parents=[shared], help="compile a text and keep it under a name")
     compiling.add_argument("name", metavar="NAME", help="1 to 128 of A-Z a-z 0-9 . _ -")
@@ -41,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("list", parents=[shared], help="list the skills that the server keeps, oldest first")
     dropping = actions.add_parser("drop", parents=[shared], help="drop a skill")
     dropping.add_argument("name", metavar="NAME")
-    actions.add_parser("ensure", parents=[shared], help="compile again the skills that the server has lost")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,14 +48,11 @@ def run(args: argparse.Namespace) -> int:
         api_key=secret(API_KEY),
         extra_key=args.extra_key,
         cache_salt=secret(CACHE_SALT),
-        library=args.library,
     ) as skills:
         if args.action == "drop":
             return 0 if skills.drop(args.name) else 1
         if args.action == "list":
             found: Sequence[Pin | Receipt] = skills.list()
-        elif args.action == "ensure":
-            found = skills.ensure()
         else:
             behind = "" if args.behind is None else _read(args.behind)
             found = [skills.compile(args.name, [_read(path) for path in args.files], behind=behind)]

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from sglang_pic.client.library import CompiledSkill, Library, Receipt
 from sglang_pic.client.messages import Message, compose
 from sglang_pic.errors import ServerError
 
 if TYPE_CHECKING:
     import httpx
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The pin that a server made for a skill."""
+
+    name: str
+    tokens: int
+    """Tokens of the system prompt and the skill, in whole pages."""
+    digest: str
+    """Hash of namespace and tokens; it changes with the text, the tokenizer and the chat template."""
+
+
+class _Compiled(NamedTuple):
+    receipt: Receipt
+    behind: str
+    texts: tuple[str, ...]
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +65,6 @@ class _Client(Generic[_Http]):
         api_key: str | None = None,
         extra_key: str | None = None,
         cache_salt: str | None = None,
-        library: Path | None = None,
         timeout_s: float = 600.0,
         http: _Http | None = None,
     ) -> None:
@@ -59,7 +72,8 @@ class _Client(Generic[_Http]):
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         namespace = {"extra_key": extra_key, "cache_salt": cache_salt}
         self._namespace = {key: value for key, value in namespace.items() if value is not None}
-        self._library = Library(library)
+        # By name, oldest first; from `compile` until `drop`.
+        self._compiled: dict[str, _Compiled] = {}
         self._http = self._connect(timeout_s) if http is None else http
 
     @staticmethod
@@ -77,7 +91,8 @@ class _Client(Generic[_Http]):
                 "newer pins or requests needed its memory; `sglang:pic_pins_ended_total` says which."
             )
         receipt = Receipt(name=name, tokens=pins[-1].tokens, digest=pins[-1].digest)
-        self._library.add(CompiledSkill(receipt=receipt, behind=behind, texts=texts))
+        self._compiled.pop(name, None)
+        self._compiled[name] = _Compiled(receipt, behind, texts)
         return receipt
 
     def _list(self) -> _Flow[tuple[Pin, ...]]:
@@ -108,15 +123,15 @@ class _Client(Generic[_Http]):
     def _drop(self, name: str) -> _Flow[bool]:
         found = any(pin.name == name for pin in (yield from self._list()))
         yield self._chat([{"role": "user", "content": "."}], unpin=name)
-        self._library.remove(name)
+        self._compiled.pop(name, None)
         return found
 
     def _ensure(self) -> _Flow[tuple[Receipt, ...]]:
         held = {(pin.name, pin.digest) for pin in (yield from self._list())}
         compiled = []
-        for skill in self._library.skills():
-            if (skill.receipt.name, skill.receipt.digest) not in held:
-                compiled.append((yield from self._compile(skill.receipt.name, skill.texts, skill.behind)))
+        for name, (receipt, behind, texts) in list(self._compiled.items()):
+            if (name, receipt.digest) not in held:
+                compiled.append((yield from self._compile(name, texts, behind)))
         return tuple(compiled)
 
     def _chat(self, messages: Sequence[Message], **options: str) -> _Call:
@@ -155,7 +170,6 @@ class Skills(_Client["httpx.Client"]):
         api_key: the server's `--api-key`.
         extra_key: the namespace; the prompts that use the skills must name the same.
         cache_salt: the secret part of the namespace.
-        library: a JSON file of the compiled skills, so that another process can `ensure` them.
         timeout_s: most seconds of one call.
         http: an httpx client to use; this object closes it.
 
@@ -184,11 +198,14 @@ class Skills(_Client["httpx.Client"]):
         return self._run(self._list())
 
     def drop(self, name: str) -> bool:
-        """Unpin a skill and remove it from the library; returns whether the server had it."""
+        """Unpin a skill, and do not compile it in `ensure` again; returns whether the server had it."""
         return self._run(self._drop(name))
 
     def ensure(self) -> tuple[Receipt, ...]:
-        """Compile the skills again that a server lost by a restart, a flush, new weights or lack of memory."""
+        """Compile those of this object's skills again that the server lost.
+
+        A server loses them by a restart, a flush, new weights or lack of memory.
+        """
         return self._run(self._ensure())
 
     def close(self) -> None:

@@ -247,26 +247,6 @@ def test_ensure_compiles_what_is_lost_or_replaced_and_nothing_else(server: Serve
     assert server.bodies[-1]["messages"][0]["content"] == "a newer text"
 
 
-def test_a_library_lets_another_process_ensure(server: Server, tmp_path: Path) -> None:
-    library = tmp_path / "skills.json"
-    receipt = server.skills(library=library).compile("a", "ä skill", behind="system")
-    server.pins.clear()
-    assert server.skills(library=library).ensure() == (receipt,)
-    server.skills(library=library).drop("a")
-    server.pins.clear()
-    assert server.skills(library=library).ensure() == ()
-    here, there = (server.skills(library=library) for _ in range(2))
-    here.compile("a", "one", behind="system")
-    there.compile("b", "two", behind="system")
-    kept = json.loads(library.read_text())["skills"]
-    assert [skill["receipt"]["name"] for skill in kept] == ["a", "b"], "two programs lose nothing of each other"
-    with pytest.raises(ConfigError, match=r"not a library of skills .*directory"):
-        server.skills(library=tmp_path)
-    library.write_text('{"skills": 3}')
-    with pytest.raises(ConfigError, match=r"skills\.json: not a library"):
-        server.skills(library=library)
-
-
 def test_namespaces_do_not_see_each_other(server: Server) -> None:
     plain = server.skills()
     tenant, salted = server.skills(extra_key="tenant"), server.skills(extra_key="tenant", cache_salt="salt")
@@ -329,9 +309,6 @@ def test_the_verb(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert capsys.readouterr().out.startswith("refunds  36 tokens  ")
     assert main(["skill", "list", "--json"]) == 0
     assert [pin["name"] for pin in json.loads(capsys.readouterr().out)] == ["refunds"]
-    server.pins.clear()
-    assert main(["skill", "ensure", "--base-url", URL]) == 0
-    assert capsys.readouterr().out.startswith("refunds  36 tokens  ")
     assert [main(["skill", "drop", "refunds"]) for _ in range(2)] == [0, 1]
     monkeypatch.setenv("SGLANG_PIC_API_KEY", "secret")
     monkeypatch.setenv("SGLANG_PIC_CACHE_SALT", "ours")

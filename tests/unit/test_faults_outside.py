@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +25,6 @@ from pic_traces.data import DATA
 from pic_traces.errors import ReplayError, TraceError
 
 from sglang_pic.cli import main
-from sglang_pic.client.library import Library
 from sglang_pic.output import write_whole
 from tests.unit.test_replay_process import ENV, FakeServer, Handler, QuietServer, command, fake, write_trace
 
@@ -75,22 +74,14 @@ def test_a_full_disk_under_a_replay(fake: FakeServer, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-WRITERS: dict[str, Callable[[Path], None]] = {
-    "records of a run that is resumed": lambda path: write_whole(path, b"measured\n" * 100),
-    "skills": lambda path: Library(path)._write(),
-}
-
-
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_what_was_there_stays_where_the_disk_is_full(write: Callable[[Path], None], tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write(path)
-    before = path.read_bytes()
+def test_what_was_there_stays_where_the_disk_is_full(tmp_path: Path) -> None:
+    path, data = tmp_path / "file", b"measured\n" * 100
+    write_whole(path, data)
     with files_up_to(5), pytest.raises(OSError, match="File too large"):
-        write(path)
-    assert path.read_bytes() == before
+        write_whole(path, data)
+    assert path.read_bytes() == data
     assert os.listdir(tmp_path) == ["file"]
-    write(path)
+    write_whole(path, data)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
