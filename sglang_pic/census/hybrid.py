@@ -71,14 +71,6 @@ class HybridHit(NamedTuple):
         """Tokens that are computed although their rows were there."""
         return max(0, self.rows_len - self.state_len)
 
-    def explain(self, rules: StateRules) -> str:
-        """What was lost, why and what helps, in sentences; empty where nothing was lost."""
-        if self.loss is None:
-            return ""
-        there = f"Rows of {self.rows_len:,} tokens were there, the state only at {self.state_len:,}"
-        more = f" With checkpoints: at {self.placed_len:,}." if self.placed_len > self.state_len else ""
-        return f"{there}: {self.loss.text}. {self.loss.advice(rules)}{more}"
-
 
 class HybridCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prompt tokens that a hybrid model's prefix cache serves, in all calls."""

@@ -1,4 +1,4 @@
-"""The classes of causes, and what the page says of each."""
+"""The causes of a break, and what the page says about each."""
 
 from __future__ import annotations
 
@@ -11,32 +11,28 @@ TEXTS = tomllib.loads((files("sglang_pic.explain") / "assets" / "texts.toml").re
 
 
 class Cause(Enum):
-    """Why a prompt left the path that the cache had; the value is stable and stands in the page's data."""
+    """Why a prompt differs from the text that the cache had.
+
+    `bench/results/explain-causes.json` has the share of each on recorded sessions.
+    """
 
     CLOCK = "clock"
     ID = "id"
-    COUNT = "count"
     FIELD = "field"
-    IMAGE = "image"
-    ROLE = "role"
     MOVED = "moved"
     REORDERED = "reordered"
-    KEYS = "keys"
     INSERTED = "inserted"
     REMOVED = "removed"
     REPLACED = "replaced"
-    WINDOW = "window"
-    TASK_FIRST = "task-first"
     THOUGHT = "thought"
     ANSWER = "answer"
     COMPACTION = "compaction"
     AGENT = "agent"
     NEW_TASK = "new-task"
-    REWIND = "rewind"
 
     @property
     def label(self) -> str:
-        """The cause in plain words."""
+        """The cause in a few words."""
         return str(TEXTS["causes"][self.value]["label"])
 
     @property

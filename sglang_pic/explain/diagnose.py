@@ -1,9 +1,8 @@
-"""What broke a call's prefix: the place, the text there before and after, and the cause.
+"""Finds what broke a call's prefix: the place, the old and the new text, and the cause.
 
-The rules that tell causes apart were made on recorded sessions of coding agents, role-playing agents and customer
-service; each rule names what it is for. The numbers below are in tokens or shares of tokens. They were chosen on those
-sessions and the patterns of `tests/unit/test_explain_patterns.py`; `test_explain_held_out.py` has patterns of other
-words, sizes and places.
+The rules were made on recorded sessions of coding agents, role-playing agents and customer service, and on the patterns
+of `tests/unit/test_explain_patterns.py`; `test_explain_held_out.py` has patterns of other words, sizes and places. The
+numbers below are tokens or shares of tokens.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ from sglang_pic.census.outcome import CallRef, Outcome
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import common_len
 from sglang_pic.explain.cause import Cause
-from sglang_pic.explain.fields import cause_of, cause_of_several
-from sglang_pic.explain.passages import are_keys_reordered, is_image, is_role, is_thought
+from sglang_pic.explain.fields import are_keys_reordered, cause_of, cause_of_several, is_image, is_role, is_thought
 from sglang_pic.explain.rejoin import WINDOW, Alignment, align, contained_share
-from sglang_pic.explain.snippets import quote
 
 # A changed field has at most this many tokens on either side; a longer change is a block.
 _FIELD_TOKENS = 24
 # Fields that change together (the time, the number of messages, the model) are in step again after at most this many.
 _FIELDS_TOKENS = 96
-# Windows that show that a block stands elsewhere. They are shorter than the windows of the alignment, because a number
-# in the block may have changed ("19 turns left").
+# Windows that show that a block is at another place. They are shorter than the windows of the alignment, because a
+# number in the block may have changed ("19 turns left").
 _MOVED_WINDOW = 8
 _MOVED_SHARE = 0.6
 # A prompt was compacted if it has at most this share of the agent's previous prompt, and that one was long.
@@ -50,35 +47,34 @@ _SHARED_TOKENS = 64
 _SHARED_SHARE = 0.1
 # Any two prompts of one template begin with about this many equal tokens.
 _TEMPLATE_TOKENS = 8
-# Changed values that begin within `_TASK_HEAD` tokens of a message, in front of `_TASK_SHARE` times as much text that
-# stays the same, are one task after another over the same document.
-_TASK_SHARE = 4
-_TASK_HEAD = 48
+# A system prompt that differs this near its front is another agent's.
+_HEAD_TOKENS = 48
 # Text in the order of the earlier prompt, and this share of it in another order.
 _REORDERED_SHARE = 0.1
 _CONTEXT_TOKENS = 40
-# Of the text around a break: enough for the JSON object that it stands in.
-_OBJECT_TOKENS = 1_500
+# Of the text around a break: enough for the line of a tool schema.
+_LINE_TOKENS = 1_500
 _QUOTE_CHARS = 240
+_ELLIPSIS = " […] "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """Where and why one call left the path of its neighbor."""
+    """Where and why a prompt differs from the longest matching earlier path, its neighbor."""
 
     cause: Cause
     at: int
     """The first token that differs."""
     old_len: int | None
-    """Tokens of the neighbor until both are in step again; None if they never are."""
+    """Tokens of the neighbor until both are the same again; None if they never are."""
     new_len: int | None
     """Tokens of the prompt until then."""
     num_lost: int
-    """Tokens behind the break that were there before, 16 or more in a row, and that a prefix cache computes again."""
+    """Tokens after the break that were there before, 16 or more in a row, and that a prefix cache computes again."""
     num_recovered: int
-    """Of these the tokens that runs cover, and those that are computed because of a changed field."""
+    """The lost tokens that are spliced."""
     num_behind: int
-    """All tokens behind the break."""
+    """All tokens after the break."""
     before: str
     old: str
     new: str
@@ -102,14 +98,14 @@ class Diagnoser:
     decode: Callable[[Tokens], str]
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _windows: WindowSearch = field(default_factory=lambda: WindowSearch(WINDOW))
-    # Tokens of the call at hand that were there before, behind its prefix.
+    # Tokens of the present call that were there before, after its prefix.
     _num_seen: int = 0
     # The last prompt of each agent of the session that is running.
     _session: tuple[str, str] | None = None
     _last: dict[str | None, Outcome] = field(default_factory=dict)
 
     def diagnose(self, outcome: Outcome) -> Break | None:
-        """What broke this call's prefix; None if the call continues an earlier path or has none to continue."""
+        """What broke this call's prefix; None if the whole prompt was there before, or continues an earlier path."""
         ref, prompt_len = outcome.ref, len(outcome.encoded.tokens)
         path, prefix_len = outcome.encoded.path, outcome.prefix_len
         seen = self._windows.observe(path, prompt_len=prompt_len, prefix_len=prefix_len)
@@ -142,15 +138,13 @@ class Diagnoser:
             neighbor.is_same_session(ref),
             self._num_seen,
         )
-        if same == len(rest):
-            return self._describe(place, Cause.REWIND, None)
-        if same == len(old):
+        if same in (len(rest), len(old)):
             return None
         step = align(place.old, place.new) or _step_by_run(outcome, place)
         return self._describe(place, self._classify(place, step), step)
 
     def _is_aside(self, outcome: Outcome, found: Break) -> bool:
-        """Whether what a call lost stands in the last call of its agent, and not in the older one that it continues."""
+        """Whether the lost text is in the last call of the agent, and not in the older call that this one continues."""
         last = self._last.get(outcome.agent)
         if last is None or found.neighbor == last.ref or not found.neighbor.is_same_session(outcome.ref):
             return False
@@ -159,10 +153,9 @@ class Diagnoser:
         return contained_share(rest, last.encoded.path) > 2 * there + _REORDERED_SHARE
 
     def _find_aside(self, outcome: Outcome) -> Break | None:
-        """The break of a call that continues an older path than the last one of its agent: it went back and forth.
+        """The break of a call that continues an older path than the last one of its agent.
 
-        A list that alternates between two orders finds each of them in the cache, and all that was said since in
-        neither.
+        A list that alternates between two orders finds each order in the cache, but none of the later messages.
         """
         ref, last = outcome.ref, self._last.get(outcome.agent)
         if self._session != (ref.file, ref.session) or last is None or self._num_seen < _SHARED_TOKENS:
@@ -178,27 +171,23 @@ class Diagnoser:
 
     def _classify(self, place: _Place, step: Alignment | None) -> Cause:
         found = self._value_of(place, step) or self._other_prompt(place, step)
-        found = found or self._passage_of(place, step) or _moved(place, step)
+        found = found or self._passage_of(place) or _moved(place, step) or (Cause.ANSWER if place.is_answer else None)
         if found is not None:
             return found
-        if place.is_answer:
-            return Cause.ANSWER
         most_stub = _MAX_STUB_TOKENS if place.is_same_session else _MAX_FOREIGN_STUB_TOKENS
         return _finer(place, step, _cause_of_lengths(step, most_stub))
 
-    def _passage_of(self, place: _Place, step: Alignment | None) -> Cause | None:
-        """The cause if the text at the break says it: a thought, or an object whose keys changed places."""
+    def _passage_of(self, place: _Place) -> Cause | None:
+        """The cause if the text at the break shows it: a thought, or an object with its keys in another order."""
         encoded, at = place.outcome.encoded, place.at
-        old = self.decode(place.old[:_OBJECT_TOKENS])
-        before = encoded.text(max(0, at - _OBJECT_TOKENS), at)
-        new = encoded.text(at, min(at + _OBJECT_TOKENS, len(encoded.tokens)))
+        before, old = encoded.text(max(0, at - _LINE_TOKENS), at), self.decode(place.old[:_LINE_TOKENS])
+        new = encoded.text(at, min(at + _LINE_TOKENS, len(encoded.tokens)))
         if is_thought(before, old, new):
             return Cause.THOUGHT
-        is_short = step is not None and max(step.old_len, step.new_len) <= _OBJECT_TOKENS
-        return Cause.KEYS if is_short and not place.is_answer and are_keys_reordered(before, old, new) else None
+        return Cause.REORDERED if not place.is_answer and are_keys_reordered(before, old, new) else None
 
     def _value_of(self, place: _Place, step: Alignment | None) -> Cause | None:
-        """The cause if a value of a known kind changed: that says most, whichever agent made the call."""
+        """The cause if a value of a known kind changed, whichever agent made the call."""
         if step is None or max(step.old_len, step.new_len) > _FIELDS_TOKENS:
             return None
         if not place.is_same_session and not _shares(place):
@@ -210,9 +199,9 @@ class Diagnoser:
         if max(step.old_len, step.new_len) <= _FIELD_TOKENS:
             after = encoded.text(resumes, min(resumes + _CONTEXT_TOKENS, len(encoded.tokens)))
             if is_image(before):
-                return Cause.IMAGE
+                return Cause.FIELD
             if is_role(old, new):
-                return Cause.ROLE
+                return Cause.ANSWER
             found = cause_of(before, old, new, after)
             if found is not None:
                 return found
@@ -260,18 +249,18 @@ class Diagnoser:
             old_len=old_len,
             new_len=new_len,
             num_lost=self._num_seen,
-            num_recovered=place.outcome.num_repeated,
+            num_recovered=place.outcome.num_chunk_hit,
             num_behind=end - at,
             before=encoded.text(max(0, at - _CONTEXT_TOKENS), at),
-            old=quote(lambda start, stop: self.decode(place.old[start:stop]), 0, num_old, _QUOTE_CHARS),
-            new=quote(encoded.text, at, resumes, _QUOTE_CHARS),
+            old=_quote(lambda start, end: self.decode(place.old[start:end]), 0, num_old),
+            new=_quote(encoded.text, at, resumes),
             after=encoded.text(resumes, min(resumes + _CONTEXT_TOKENS, end)),
             neighbor=place.neighbor,
         )
 
 
 class _Place(NamedTuple):
-    """A break at `at`: the neighbor goes on with `old`, the prompt with `new`."""
+    """A break at `at`: the neighbor continues with `old`, the prompt with `new`."""
 
     outcome: Outcome
     at: int
@@ -281,16 +270,16 @@ class _Place(NamedTuple):
     theirs: _Seen | None
     is_same_session: bool
     num_seen: int
-    """Tokens behind the prefix that were there before."""
+    """Tokens after the prefix that were there before."""
 
     @property
     def is_answer(self) -> bool:
-        """Whether the earlier path goes on with its answer here."""
+        """Whether the earlier path continues with its answer here."""
         return self.is_same_session and self.theirs is not None and self.at >= self.theirs.prompt_len
 
 
 def _shares(place: _Place) -> bool:
-    """Whether enough of the text behind the break was there before to speak of a loss."""
+    """Whether enough of the text after the break was there before to call it a loss."""
     return place.num_seen >= max(_SHARED_TOKENS, _SHARED_SHARE * len(place.new))
 
 
@@ -305,17 +294,17 @@ def _step_by_run(outcome: Outcome, place: _Place) -> Alignment | None:
 
 
 def _moved(place: _Place, step: Alignment | None) -> Cause | None:
-    """Whether the old text of the break stands further down in the prompt, or the new text stood there before."""
+    """Whether the old text is further down in the prompt, or the new text was further down before."""
     theirs = place.theirs
     if theirs is not None and _is_moved_note(place, theirs):
         return Cause.MOVED
     if step is None or max(step.old_len, step.new_len) < _MOVED_WINDOW:
         return None
     old, new = place.old[: step.old_len], place.new[: step.new_len]
-    # The neighbor's *answer* stands behind its prompt; an answer that this prompt quotes has not been reordered.
+    # The neighbor's *answer* follows its prompt; an answer that this prompt quotes has not been reordered.
     prompt_len = len(place.old) if theirs is None else max(theirs.prompt_len - place.at, step.old_len)
     old_rest, new_rest = place.old[step.old_len : prompt_len], place.new[step.new_len :]
-    # Text that stands further down on both sides is a repetition and has not moved.
+    # Text that is further down on both sides is a repetition and has not moved.
     went_down = _is_in(old, new_rest) and not _is_in(old, old_rest)
     came_up = _is_in(new, old_rest) and not _is_in(new, new_rest)
     if went_down and step.new_len <= _MAX_STUB_TOKENS:
@@ -329,9 +318,9 @@ def _moved(place: _Place, step: Alignment | None) -> Cause | None:
 
 
 def _is_moved_note(place: _Place, theirs: _Seen) -> bool:
-    """Whether the end of the neighbor's prompt is gone from there and stands in a later message.
+    """Whether the end of the neighbor's prompt is gone from there and is in a later message.
 
-    If it still ends the same message, then text was inserted in front of it.
+    If it still ends the same message, then text was inserted before it.
     """
     note = place.old[: max(0, theirs.prompt_len - place.at)]
     if not place.is_same_session or len(note) < _MOVED_WINDOW:
@@ -339,7 +328,7 @@ def _is_moved_note(place: _Place, theirs: _Seen) -> bool:
     message_end = next(part.end for part in place.outcome.encoded.parts if part.end > place.at)
     cut = message_end - place.at
     opening = place.outcome.encoded.tokens[place.outcome.encoded.parts[-1].start]
-    # Of several messages: text was inserted in front of them.
+    # Several messages: text was inserted before them.
     if len(note) > _MAX_NOTE_TOKENS and (note == opening).sum() > 2:
         return False
     if len(note) > _MAX_NOTE_TOKENS:
@@ -357,25 +346,21 @@ def _begins_in(part: Tokens, whole: Tokens) -> bool:
 
 
 def _finer(place: _Place, step: Alignment | None, cause: Cause) -> Cause:
-    """What the text behind a block that was inserted, removed or replaced says of it."""
-    if step is None or cause not in (Cause.INSERTED, Cause.REMOVED, Cause.REPLACED, Cause.FIELD):
-        return cause
+    """The cause of a block after a look at the text that follows it: another agent, or another order."""
     parts = place.outcome.encoded.parts
     opening = place.outcome.encoded.tokens[parts[-1].start]
-    if cause is Cause.REMOVED and step.new_len <= _MAX_FOREIGN_STUB_TOKENS and opening in place.old[: step.old_len]:
-        return Cause.WINDOW
+    # Whole messages that are gone are a sliding window, wherever the rest of the prompt was before.
+    is_window = step is not None and step.new_len <= _MAX_FOREIGN_STUB_TOKENS and opening in place.old[: step.old_len]
+    if step is None or cause is Cause.FIELD or (cause is Cause.REMOVED and is_window):
+        return cause
     passed, rest = place.old[: step.old_len + step.same_len], place.new[step.new_len + step.same_len :]
     part = next(part for part in parts if part.end > place.at)
-    is_front = part.role == "system" and place.at < _TASK_HEAD and not place.is_same_session
+    is_front = part.role == "system" and place.at < _HEAD_TOKENS and not place.is_same_session
     if cause is Cause.REPLACED and is_front:
         return Cause.AGENT
-    # In the last message, what is left may share documents in whatever order: they were retrieved anew.
+    # The rest of the last message may share documents in any order: they were retrieved anew.
     whole = place.old if part.role == "user" and part.end >= parts[-1].start else passed
-    if cause is not Cause.FIELD and contained_share(rest, whole) >= _REORDERED_SHARE:
-        return Cause.REORDERED
-    is_head = part.role == "user" and place.at - part.start <= _TASK_HEAD
-    changed = max(step.old_len, step.new_len)
-    return Cause.TASK_FIRST if is_head and _TASK_SHARE * changed <= min(step.same_len, part.end - place.at) else cause
+    return Cause.REORDERED if contained_share(rest, whole) >= _REORDERED_SHARE else cause
 
 
 def _cause_of_lengths(step: Alignment | None, most_stub: int) -> Cause:
@@ -388,3 +373,17 @@ def _cause_of_lengths(step: Alignment | None, most_stub: int) -> Cause:
         if new_len <= min(most_stub, _STUB_SHARE * old_len):
             return Cause.REMOVED
     return Cause.FIELD if max(old_len, new_len) <= _FIELD_TOKENS else Cause.REPLACED
+
+
+def _quote(text: Callable[[int, int], str], start: int, end: int) -> str:
+    """The text of tokens `[start, end)`, about `_QUOTE_CHARS` of it; the middle of a longer text is left out."""
+    # Half as many tokens as characters suffice in any tokenizer but one of single characters.
+    most = _QUOTE_CHARS // 2
+    if end - start <= most:
+        head = tail = text(start, end)
+        if len(head) <= _QUOTE_CHARS + len(_ELLIPSIS):
+            return head
+    else:
+        head, tail = text(start, start + most), text(max(start, end - most // 2), end)
+    tail_chars = _QUOTE_CHARS // 3
+    return f"{head[: _QUOTE_CHARS - tail_chars]}{_ELLIPSIS}{tail[-tail_chars:]}"

@@ -1,7 +1,8 @@
-"""Whether a short text that changed is a clock, an id or a number."""
+"""What a changed text is: a clock, an id, a number, an image, a role, a thought, or keys in another order."""
 
 from __future__ import annotations
 
+import json
 import re
 
 from sglang_pic.explain.cause import Cause
@@ -30,10 +31,15 @@ _ABOUT_ID = re.compile(
     r"(?:\b|_)(?:id|ids|uuid|guid|session|request|trace|nonce|token|hash|sha|commit|key|run)\b[\"'\s:=#(\[]*\Z",
     re.IGNORECASE,
 )
+_THOUGHT = re.compile(
+    r"\s*(?:<(?:seed:)?think(?:ing)?>|\[THINK\]|◁think▷|<\|channel\|>\s*(?:analysis|thought)|thought\n)"
+)
+_ROLES = {"system", "developer", "user", "assistant", "model", "tool", "function"}
+_IMAGE = re.compile(r"\[(?:input_)?(?:image|video|audio|file)\w* ?\w{0,7}$")
 _CONTEXT_CHARS = 40
 """Characters before a value in which a word may say what it is."""
 _CLOCK_CHARS = 24
-"""Characters on either side in which the rest of a clock may stand."""
+"""Characters on either side that may have the rest of the clock."""
 # A value ends where text around it does, or after 48 characters: a UUID has 36.
 _LEFT = re.compile(r"[^\s\"'`<>(){}\[\],;=|]{0,48}\Z")
 _VALUE = re.compile(r"[^\s\"'`<>(){}\[\],;=|]+")
@@ -57,7 +63,7 @@ def first_value(text: str) -> str:
 
 
 def cause_of_several(before: str, old: str, new: str) -> Cause | None:
-    """The cause if several fields in a row changed: the kind of the first one that has a kind; else None."""
+    """The cause of the first of several changed fields that is a clock or an id; `FIELD` if only digits differ."""
     first = cause_of(before, first_value(old.lstrip()), first_value(new.lstrip()), "")
     if first in (Cause.CLOCK, Cause.ID):
         return first
@@ -67,11 +73,11 @@ def cause_of_several(before: str, old: str, new: str) -> Cause | None:
         named = next((kind for kind in found if kind in (Cause.CLOCK, Cause.ID)), None)
         if named is not None:
             return named
-    return Cause.COUNT if _only_digits_differ(old, new) else None
+    return Cause.FIELD if _only_digits_differ(old, new) else None
 
 
 def cause_of(before: str, old: str, new: str, after: str) -> Cause | None:
-    """`CLOCK`, `ID` or `COUNT` if such a value went from `old` to `new`, between `before` and `after`; else None."""
+    """`CLOCK`, `ID`, or `FIELD` for a number, if such a value changed between `before` and `after`; else None."""
     values = [field_around(before, text, after) for text in (old, new)]
     # A word around the value says what it is: `now: 7`, `7 o'clock`.
     context = before[-_CONTEXT_CHARS:]
@@ -80,7 +86,7 @@ def cause_of(before: str, old: str, new: str, after: str) -> Cause | None:
         return Cause.CLOCK
     numeric = [bool(_NUMBER.fullmatch(value)) or not value for value in stripped]
     if all(numeric) and any(stripped):
-        return Cause.CLOCK if _ABOUT_TIME.search(context) else Cause.COUNT
+        return Cause.CLOCK if _ABOUT_TIME.search(context) else Cause.FIELD
     if (
         any(map(_is_id, stripped))
         or _are_hex(*stripped)
@@ -88,12 +94,46 @@ def cause_of(before: str, old: str, new: str, after: str) -> Cause | None:
     ):
         return Cause.ID
     if _only_digits_differ(*stripped):
-        return Cause.COUNT
+        return Cause.FIELD
     return None
 
 
+def is_role(old: str, new: str) -> bool:
+    """Whether a message changed its role."""
+    return old.strip() in _ROLES and new.strip() in _ROLES
+
+
+def is_image(before: str) -> bool:
+    """Whether the changed text is the digest of an image."""
+    return bool(_IMAGE.search(before))
+
+
+def are_keys_reordered(before: str, old: str, new: str) -> bool:
+    """Whether the line of the break has a JSON object with the same values in both texts, but not the same spelling."""
+    head = before.rsplit("\n", 1)[-1]
+    texts = []
+    for line in (head + text.split("\n", 1)[0] for text in (old, new)):
+        start = line.find("{")
+        try:
+            value, end = json.JSONDecoder(strict=False).raw_decode(line, max(0, start))
+        except (ValueError, RecursionError):
+            return False
+        texts.append((value, line[start:end]))
+    return texts[0][0] == texts[1][0] and texts[0][1] != texts[1][1]
+
+
+def is_thought(before: str, old: str, new: str) -> bool:
+    """Whether one text has a thought, or its end, and the other continues without it."""
+    if bool(_THOUGHT.match(old)) != bool(_THOUGHT.match(new)):
+        return True
+    # Both may open a thought: one is empty, because the template drops the thought.
+    is_open = bool(_THOUGHT.match(before[-12:].lstrip("\n")) or _THOUGHT.match(old)) and not before.endswith("</think>")
+    texts = [re.sub(r"^\s*<think>", "", text).lstrip() for text in (old, new)]
+    return is_open and sum(text.startswith("</think>") for text in texts) == 1
+
+
 def _is_part_of_clock(before: str, old: str, new: str, after: str) -> bool:
-    """The value alone is a bare number or a name of a day or month: look at the line it stands in."""
+    """Whether a bare number, or a name of a day or month, is part of a clock in its line."""
     bare = all(
         re.fullmatch(r"[\d:.,/\sTZapmAPM-]*", text) or _DAY_OR_MONTH.fullmatch(text.strip(" ,.")) for text in (old, new)
     )

@@ -1,83 +1,45 @@
-"""The page: one HTML file that holds its style, its script and its data.
+"""The page: one HTML file with its style and no script, which may load nothing.
 
-Text from logs reaches the markup only in the title, escaped. The rest is in the packed payload, from which the script
-makes text nodes. The page's own policy forbids every request.
+All text from logs is escaped. The page shows the most costly places and calls, so its size is bounded.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import zlib
-from collections.abc import Sequence
+from importlib.resources import files
 
-import msgspec
-from jinja2 import ChoiceLoader, Environment, PackageLoader
+from jinja2 import Environment, PackageLoader
 
 from sglang_pic.explain.cause import TEXTS
-from sglang_pic.explain.data import Figures, Payload
+from sglang_pic.explain.findings import Findings
 
-# In this order: each uses only what is above it.
-_SCRIPTS = ("payload.js", "text.js", "paint.js", "card.js", "causes.js", "rows.js", "main.js")
+_CONTEXT_CHARS = 110
+_NUM_PLACES = 20
 
 
-def html_page(payload: Payload, figures: Figures, title: str) -> str:
+def html_page(findings: Findings, title: str, encoder: str, *, is_exact: bool) -> str:
     """The whole page.
 
     Args:
-        payload: what it shows.
-        figures: their sums.
-        title: what the calls are of, e.g. the names of the files.
+        findings: what it shows.
+        title: names the calls, e.g. by their files.
+        encoder: what counted the tokens.
+        is_exact: whether they are a model's own tokens.
     """
-    return self_contained(
-        ("sglang_pic.explain",),
-        "page.html.j2",
-        ("page.css",),
-        _SCRIPTS,
-        payload,
+    loader = PackageLoader("sglang_pic.explain", "assets")
+    assets = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    assets.filters |= {"short": _short, "visible": _visible, "nearest": _nearest}
+    assets.globals |= {"percent": _percent, "num_places": _NUM_PLACES}
+    causes = findings.ranked()
+    return assets.get_template("page.html.j2").render(
+        style=(files("sglang_pic.explain") / "assets" / "page.css").read_text(encoding="utf-8"),
         title=title,
-        payload=payload,
-        figures=figures,
+        encoder=encoder,
+        is_exact=is_exact,
+        figures=findings.figures,
+        costly=[one for one in causes if one.total.num_lost],
+        harmless=[one for one in causes if not one.total.num_lost],
+        num_lost=sum(one.total.num_lost for one in causes),
         words=TEXTS["words"],
-        percent=_percent,
-        short=_short,
-    )
-
-
-def self_contained(
-    packages: Sequence[str],
-    template: str,
-    styles: Sequence[str],
-    scripts: Sequence[str],
-    data: msgspec.Struct,
-    **values: object,
-) -> str:
-    """A page that needs no other file and may ask for none, from assets of the packages' folders `assets`.
-
-    Args:
-        packages: where an asset is looked for, in this order.
-        template: extends `base.html.j2`, and sees `values`.
-        styles: files of style, in their order.
-        scripts: files of one script, each using only what is in those before it.
-        data: what `readPayload` of payload.js gives the script.
-    """
-    assets = Environment(
-        loader=ChoiceLoader([PackageLoader(package, "assets") for package in packages]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    loader = assets.loader
-    assert loader is not None
-    style, source = ("".join(loader.get_source(assets, name)[0] for name in names) for names in (styles, scripts))
-    script = f'\n(() => {{\n"use strict";\n{source}}})();\n'
-    return assets.get_template(template).render(
-        **values,
-        style=style,
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        # Deflated JSON in base64: no markup can be written in this alphabet.
-        packed=base64.b64encode(zlib.compress(msgspec.json.encode(data), 9)).decode(),
     )
 
 
@@ -91,3 +53,18 @@ def _short(count: int) -> str:
 def _percent(part: int, whole: int) -> str:
     share = 100 * part / whole if whole else None
     return "-" if share is None else f"{share:.{2 if 0 < share < 0.1 else 1}f} %"
+
+
+def _visible(text: str) -> str:
+    """Changed text with visible tabs and line ends, and visible spaces if it has nothing else."""
+    shown = text.replace("\r", "␍").replace("\t", "⇥").replace("\n", "↵\n")
+    return shown if text.strip() else shown.replace(" ", "·")
+
+
+def _nearest(text: str, side: str) -> str:
+    """The last or the first line or two of the text before or after a change."""
+    if side == "before":
+        shown = "\n".join(text[-_CONTEXT_CHARS:].split("\n")[-2:]).lstrip()
+        return shown if shown == text else f"…{shown}"
+    shown = "\n".join(text[:_CONTEXT_CHARS].split("\n")[:2])
+    return shown if shown == text else f"{shown}…"

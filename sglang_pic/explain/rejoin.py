@@ -1,6 +1,6 @@
-"""Where a prompt falls in step again with the text it departed from, by token ids.
+"""Where two texts are the same again after they differed, by token ids.
 
-Work is bounded: at most `MAX_SEARCH` tokens of the prompt are looked at, and as many of the other side.
+At most `MAX_SEARCH` tokens of each text are compared.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from sglang_pic.census.windows import window_hashes
 from sglang_pic.core import common_len
 
 WINDOW = 16
-"""Equal tokens that count as being in step; fewer are equal by chance in any two texts of one template."""
+"""Equal tokens that show that two texts are the same again; any two texts of one template have fewer by chance."""
 MAX_SEARCH = 32_768
-# Near the prompt's end there may be no whole window left after a changed field. Then fewer equal tokens are enough, if
-# the two sides stay equal to the prompt's very end.
+# Near the prompt's end there may be no whole window after a changed field. Then fewer equal tokens are enough, if both
+# texts are equal up to the prompt's end.
 _TAIL_SEARCH = 48
 _TAIL_WINDOW = 3
 
 
 class Alignment(NamedTuple):
-    """Old `[0, old_len)` became new `[0, new_len)`, and what follows both is equal for `same_len` tokens or more."""
+    """Old `[0, old_len)` became new `[0, new_len)`; the next `same_len` tokens are equal, or more."""
 
     old_len: int
     new_len: int
@@ -31,21 +31,21 @@ class Alignment(NamedTuple):
 
 
 def align(old: Tokens, new: Tokens) -> Alignment | None:
-    """The first place where both sides go on alike: the one that skips the fewest tokens of both together.
+    """The first place where both texts are equal again: the one that skips the fewest tokens of both together.
 
     Args:
-        old: how the earlier text went on.
-        new: how the prompt goes on, up to its end.
+        old: the rest of the earlier text.
+        new: the rest of the prompt.
 
     Returns:
-        The two lengths, or None if they never fall in step.
+        The lengths, or None if the texts are never equal again.
     """
     old, new = old[:MAX_SEARCH], new[:MAX_SEARCH]
     return _first_window(old, new) or _same_tail(old, new)
 
 
 def contained_share(part: Tokens, whole: Tokens, window: int = WINDOW) -> float:
-    """The share of the tokens of `part` in windows that stand somewhere in `whole`; 0 if either is too short."""
+    """The share of the tokens of `part` in windows that `whole` has anywhere; 0 if either is too short."""
     part, whole = part[:MAX_SEARCH], whole[:MAX_SEARCH]
     if len(part) < window or len(whole) < window:
         return 0.0
@@ -67,7 +67,7 @@ def _first_window(old: Tokens, new: Tokens) -> Alignment | None:
     best = hits[np.argmin(hits + first[at[hits]])]
     new_len, old_len = int(best), int(first[at[best]])
     same_len = common_len(old[old_len:], new[new_len:])
-    # Unequal windows with equal hashes: nothing is claimed of them.
+    # Unequal windows with equal hashes count for nothing.
     return Alignment(old_len, new_len, same_len) if same_len >= WINDOW else None
 
 

@@ -1,4 +1,4 @@
-"""The text of token ids, learnt from the calls that had them, so that every encoder will do."""
+"""The text of token ids, learnt from the calls that had them, so that any encoder can be used."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from pic_replay.records import load_records
 
 pytest.importorskip("torch", reason="the model's folder is written with torch")
 from pic_bench.companion.__main__ import Payload, html_page, read_payload
+from pic_bench.companion.snippets import ELLIPSIS, SnippetPool, quote
 from pic_bench.report.study import RESULTS
 
 BROWSER = find_browser()
@@ -105,3 +106,14 @@ def test_sliders_and_pieces_answer_to_the_keyboard(payload: Payload, page: Page)
     assert page.run("document.querySelectorAll('#prompt .moved').length") == 0
     assert text("#prompt") == computed
     assert "recompile" in text("#answer tr.chosen")
+
+
+def test_quote_keeps_head_and_tail_and_a_pool_a_text_once() -> None:
+    text = "abcdefghij" * 100
+    quoted = quote(lambda start, end: text[4 * start : 4 * end], 0, len(text) // 4, 60)
+    assert quoted == f"{text[:40]}{ELLIPSIS}{text[-20:]}"
+    assert quote(lambda start, end: text[start:end], 5, 25, 60) == text[5:25]
+    assert quote(lambda start, end: "long words " * (end - start), 0, 3, 20).count(ELLIPSIS) == 1
+    pool = SnippetPool(max_bytes=5)
+    assert [pool.add(text) for text in ("ab", "", "ab", "cde", "f", "ab")] == [1, 0, 1, 2, 0, 1]
+    assert pool.num_refused == 1

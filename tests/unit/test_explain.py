@@ -1,126 +1,105 @@
-"""explain: what the command writes, prints and refuses; what the page is told, and how much of it."""
+"""explain: what the command writes, prints and refuses, and what the page has."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import zlib
 from pathlib import Path
 
-import msgspec
 import pytest
-from explain_fakes import prices, serve
+from explain_fakes import BODY, call_of, chat, prices, serve
 from pic_traces import load
 from pic_traces.encode import load_encoder
+from pic_traces.session import Call
 
 from sglang_pic.census.simulate import simulate
 from sglang_pic.cli import main
 from sglang_pic.core import CoreConfig
 from sglang_pic.explain import page as page_module
-from sglang_pic.explain.data import Figures, Payload, PayloadBuilder
+from sglang_pic.explain.findings import NUM_EXAMPLES, Findings
 from sglang_pic.explain.page import html_page
-from sglang_pic.explain.snippets import ELLIPSIS, SnippetPool, quote
 
 
-def build(trace: str, **options: int) -> tuple[PayloadBuilder, Payload]:
-    encoder = load_encoder(None)
-    builder = PayloadBuilder(**{"num_calls": 100, **options})
-    for outcome in simulate([(trace, load(trace))], encoder):
-        builder.add(outcome)
-    return builder, builder.build(encoder.name, is_exact=encoder.is_exact)
+def find(trace: str) -> Findings:
+    findings = Findings()
+    for outcome in simulate([(trace, load(trace))], load_encoder(None)):
+        findings.add(outcome)
+    return findings
 
 
-@pytest.mark.parametrize("trace", ["sample:opendevin", "gen:sysvar?sessions=2", "gen:random?sessions=3"])
-def test_calls_are_whole(trace: str) -> None:
-    builder, payload = build(trace)
-    assert len(payload.calls) == sum(group.num_calls for group in payload.groups) + sum(
-        call.found is None for call in payload.calls
-    )
-    for number, call in enumerate(payload.calls):
-        at = last_run = 0
-        for span in call.spans:
-            assert at == span.start < span.end
-            if span.donor is not None:
-                assert span.start - span.shift >= 0
-                assert span.seam_len <= span.start - max(last_run, call.prefix_len)
-                assert span.donor < number
-                last_run = span.end
-            at = span.end
-        assert at == call.prompt_len
-        assert max(span.text for span in call.spans) < len(payload.texts)
-    runs = [span for call in payload.calls for span in call.spans if span.donor is not None]
-    assert builder.figures.chunk_tokens == sum(span.end - span.start for span in runs)
-    assert all(len(text) <= 260 for text in payload.texts)
+def page_of(findings: Findings, title: str = "a title") -> str:
+    return html_page(findings, title, "words", is_exact=False)
+
+
+def page_of_calls(*calls: Call, title: str = "a title") -> str:
+    findings = Findings()
+    for outcome in serve(calls):
+        findings.add(outcome)
+    return page_of(findings, title)
 
 
 def test_losses_add_up() -> None:
-    """What can be recovered stands behind a break or in a call that continues: nothing is counted twice or left out."""
-    builder, payload = build("sample:opendevin")
-    recovered = sum(group.num_recovered for group in payload.groups)
-    figures = builder.figures
-    assert recovered + figures.appended_tokens == figures.chunk_tokens + figures.guarded_tokens
-    assert all(group.num_recovered <= group.num_lost <= group.num_behind for group in payload.groups)
-    lost = sum(group.num_lost for group in payload.groups)
-    assert lost == sum(call.found.num_lost for call in payload.calls if call.found)
-    assert lost == sum(group.num_lost for group in builder.grouping.ranked())
+    """A spliced token is after a break, or in a call without one: none is counted twice or left out."""
+    findings = find("sample:opendevin")
+    causes, figures = findings.ranked(), findings.figures
+    recovered = sum(group.total.num_recovered for group in causes)
+    assert recovered + figures.appended_tokens == figures.chunk_tokens > 0
+    for group in causes:
+        assert all(place.num_recovered <= place.num_lost <= place.num_behind for place in group.places)
+        for name in ("num_calls", "num_lost", "num_recovered", "num_behind"):
+            assert getattr(group.total, name) == sum(getattr(place, name) for place in group.places)
+    lost = [group.total.num_lost for group in causes]
+    assert lost == sorted(lost, reverse=True)
 
 
-def test_changed_fields_and_what_is_computed_because_of_them() -> None:
-    builder = PayloadBuilder(2)
+def test_examples_are_the_calls_that_lost_most_and_their_texts_are_bounded() -> None:
+    findings = Findings()
+    found = [findings.add(outcome) for outcome in simulate([("f", load("gen:sysvar?sessions=3"))], load_encoder(None))]
+    (group,) = (group for group in findings.ranked() if group.total.num_lost)
+    lost = sorted((one.num_lost for one in found if one is not None), reverse=True)
+    assert [one.found.num_lost for one in group.total.examples] == lost[:NUM_EXAMPLES]
+    assert all(len(text) <= 250 for one in found if one is not None for text in (one.old, one.new))
+
+
+def test_what_is_computed_because_of_a_changed_field() -> None:
+    findings = Findings()
     for outcome in serve(prices("seven", "eight"), CoreConfig(seam_tokens=1, tail_tokens=0)):
-        builder.add(outcome)
-    payload = builder.build("words", is_exact=False)
-    call = payload.calls[1]
-    (field,) = call.changed_fields
-    assert [payload.texts[text] for text in (field.old, field.new)] == [" seven", " eight"]
-    assert payload.texts[field.before].endswith("Price:")
-    assert [(span.start, span.end) for span in call.spans if span.is_guarded] == list(outcome.guarded)
-    assert len(outcome.guarded) >= 2
-    assert [span.is_behind_change for span in call.spans if span.donor is not None] == [True] * len(outcome.runs)
-    assert payload.calls[0].changed_fields == []
-    figures = builder.figures
-    assert (figures.changed_calls, figures.guarded_tokens) == (1, outcome.num_guarded)
-    assert figures.behind_change_tokens == figures.chunk_tokens == outcome.num_chunk_hit
-    page = html_page(payload, figures, "a title")
-    assert "computed because of a changed field</span>" in page
-    builder, payload = build("gen:random?sessions=1")
-    assert "computed because of a changed field</span>" not in html_page(payload, builder.figures, "a title")
+        findings.add(outcome)
+    (example,) = findings.ranked()[0].places[0].examples
+    assert example.num_guarded == outcome.num_guarded == findings.figures.guarded_tokens > 0
+    assert (example.found.old, example.found.new) == (" seven", " eight")
+    assert f"computed because of a changed field: {outcome.num_guarded} tokens" in page_of(findings)
+    assert "computed because of a changed field" not in page_of(find("gen:random?sessions=1"))
 
 
-def test_text_is_bounded_by_the_page_and_by_the_call() -> None:
-    _, payload = build("sample:opendevin", max_bytes=5_000)
-    assert sum(map(len, payload.texts)) <= 5_000
-    assert payload.num_texts_left_out > 0
-    _, many = build("sample:opendevin", num_calls=10_000_000)
-    assert max(sum(len(many.texts[span.text]) for span in call.spans) for call in many.calls) < 1_000
+def test_the_page_names_cause_place_and_remedy_and_is_bounded() -> None:
+    page = page_of(find("sample:opendevin"))
+    assert page == page_of(find("sample:opendevin")), "it is deterministic"
+    places = [part.count('class="place"') for part in page.split('class="cause"')[1:]]
+    assert 0 < max(places) <= page_module._NUM_PLACES
+    assert page.index("Another short field</b>") < page.index("<h2>"), "the first sentence has the worst cause"
+    assert '"state": "' in page.replace("&#34;", '"')
+    assert "<del>in_progress</del> → <ins>completed</ins>" in page
+    assert "In the harness: write counters" in page
 
 
-def test_page_is_deterministic_and_carries_the_payload() -> None:
-    builder, payload = build("sample:opendevin")
-    page = html_page(payload, builder.figures, "a title")
-    again, same = build("sample:opendevin")
-    assert page == html_page(same, again.figures, "a title")
-    packed = re.search(r'id="payload">([A-Za-z0-9+/=]*)</script>', page)
-    assert msgspec.json.decode(zlib.decompress(base64.b64decode(packed[1])), type=Payload) == payload
+def test_a_page_without_breaks() -> None:
+    assert "Nothing broke" in page_of(Findings())
+    assert "Nothing broke" in page_of_calls(call_of(chat("You are.", "Hello.")))
+    calls = call_of(chat("One.", "x")), call_of(chat("Two.", "y"), session="t")
+    assert "the text is new" in page_of_calls(*calls)
 
 
-def test_title_is_escaped() -> None:
-    payload = PayloadBuilder(0).build("words", is_exact=False)
-    page = html_page(payload, Figures(), "</title><script>alert(1)</script>{x}")
-    assert "<script>alert" not in page
-    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;{x}") == 2
-
-
-def test_quote_keeps_head_and_tail_and_a_pool_a_text_once() -> None:
-    text = "abcdefghij" * 100
-    quoted = quote(lambda start, end: text[4 * start : 4 * end], 0, len(text) // 4, 60)
-    assert quoted == f"{text[:40]}{ELLIPSIS}{text[-20:]}"
-    assert quote(lambda start, end: text[start:end], 5, 25, 60) == text[5:25]
-    assert quote(lambda start, end: "long words " * (end - start), 0, 3, 20).count(ELLIPSIS) == 1
-    pool = SnippetPool(max_bytes=5)
-    assert [pool.add(text) for text in ("ab", "", "ab", "cde", "f", "ab")] == [1, 0, 1, 2, 0, 1]
-    assert pool.num_refused == 1
+def test_text_is_never_taken_for_markup_and_nothing_can_be_loaded() -> None:
+    evil = "</style><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 }}"
+    texts = [chat(f"{evil} mode {word}.\n{BODY}", evil) for word in ("one", "two")]
+    calls = [call_of(each, evil, session=f"{evil}A", index=at, agent=evil) for at, each in enumerate(texts)]
+    page = page_of_calls(*calls, title=evil)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert page.count("</style>") == 1
+    assert page.count("&lt;script&gt;window.hacked = 1&lt;/script&gt;") > 4
+    assert "default-src 'none'; style-src 'unsafe-inline'" in page
 
 
 SAMPLE = "sample:opendevin"
@@ -137,28 +116,10 @@ def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert lines[0].startswith("56 calls, ")
     assert lines[2].split() == ["lost", "recovered", "calls", "what", "broke", "the", "prefix", "worst", "place"]
     assert "A clock or a date" in lines[3], "worst first"
-    assert "In the harness: tell the time in the last user message" in printed
+    assert "In the harness: write the time into the last user message" in printed
     assert lines[-1].startswith(f"page: {out} (")
+    assert re.fullmatch(r"[\d,]+ +[\d,]+ +[\d,]+ .*", lines[3]), "a narrow terminal cuts no figure"
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_what_a_hybrid_model_loses_is_said_of_all_calls_and_of_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "page.html"
-    assert main(["explain", SAMPLE, "gen:sysvar?sessions=1", "--hybrid", "--out", str(out)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    found = re.search(
-        r"A model with recurrent state hits ([\d,]+) of these ([\d,]+) prefix tokens, with .*? ([\d,]+)\.", printed
-    )
-    assert found is not None
-    states, rows, placed = (int(number.replace(",", "")) for number in found.groups())
-    assert 0 < states < placed < rows
-    assert "lost: the prompt parts from earlier ones where no state was kept" in printed
-    notes = re.findall(r"Rows of [\d,]+ tokens were there, the state only at [\d,]+: [^\"]+", html_payload(out))
-    assert any("With checkpoints: at " in note for note in notes)
-    assert main(["explain", SAMPLE, "--out", str(tmp_path / "plain.html")]) == 0
-    assert "recurrent state" not in capsys.readouterr().out
 
 
 def test_what_terminals_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,14 +135,8 @@ def test_what_terminals_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.C
     printed = "".join(capsys.readouterr())
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
     assert printed.count("\\u001b") >= 2
-    assert "secret-folder" not in html_payload(out)
+    assert "secret-folder" not in out.read_text()
     assert main(["explain", str(log), "--out", "/proc/x.html"]) == 2
-
-
-def html_payload(page: Path) -> str:
-    packed = re.search(r'id="payload">([^<]+)<', page.read_text())
-    assert packed is not None
-    return zlib.decompress(base64.b64decode(packed[1])).decode()
 
 
 def test_limits_and_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

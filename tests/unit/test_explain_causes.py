@@ -21,7 +21,7 @@ from sglang_pic.core import PRESETS, CoreConfig, as_tokens
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.diagnose import Break, Diagnoser
 from sglang_pic.explain.fields import cause_of, field_around, first_value
-from sglang_pic.explain.groups import Grouping
+from sglang_pic.explain.findings import Findings
 from sglang_pic.explain.rejoin import MAX_SEARCH, WINDOW, align, contained_share
 from sglang_pic.explain.token_texts import TokenTexts
 
@@ -63,7 +63,7 @@ BODY = prose(1)
     [
         ("Current time: 2026-01-05 10:31:07.", "Current time: 2026-01-05 10:32:40.", Cause.CLOCK),
         ("Session id: 3f2a9c1e77.", "Session id: b71d0e44aa.", Cause.ID),
-        ("You have 19 turns left.", "You have 18 turns left.", Cause.COUNT),
+        ("You have 19 turns left.", "You have 18 turns left.", Cause.FIELD),
         ("Mode: planning.", "Mode: writing.", Cause.FIELD),
         ("Time: 10:31.\nMessages: 4.\nModel: birch.", "Time: 10:33.\nMessages: 6.\nModel: cedar two.", Cause.CLOCK),
         (prose(2), prose(3), Cause.REPLACED),
@@ -124,11 +124,10 @@ def test_other_agent_and_other_task() -> None:
     assert causes == [None, Cause.AGENT, Cause.NEW_TASK]
 
 
-def test_continuing_is_no_break_and_a_retry_or_a_step_back_loses_nothing() -> None:
+def test_continuing_a_retry_and_a_step_back_are_no_breaks() -> None:
     first, then = chat("You are.", BODY), chat("You are.", BODY, "ok", "go on")
     found = diagnose(call_of(first), call_of(then, index=1), call_of(first, "other", index=2), call_of(then, index=3))
-    assert [item and item.cause for item in found] == [None, None, Cause.REWIND, Cause.REWIND]
-    assert [item.num_lost for item in found if item] == [0, 0]
+    assert found == [None, None, None, None]
 
 
 def worst_cause(trace: str) -> Counter[Cause]:
@@ -163,14 +162,13 @@ def test_places_that_look_alike_are_one_group() -> None:
     calls = [
         call_of(chat(f"Number {n} of it. Time: 10:{n + 10}:00.\n{BODY}", "Go."), session=f"s{n}") for n in range(5)
     ]
-    grouping = Grouping()
-    for outcome, found in breaks(serve(calls)):
-        if found is not None:
-            grouping.add(found, outcome.ref.number, outcome.agent)
-    (group,) = grouping.ranked()
-    assert group.num_calls == 4
-    assert group.num_lost == sum(item.num_lost for item in diagnose(*calls) if item)
-    assert grouping.ranked_causes() == [(group.cause, [group])]
+    findings = Findings()
+    for outcome in serve(calls):
+        findings.add(outcome)
+    (group,) = findings.ranked()
+    (place,) = group.places
+    assert place.num_calls == group.total.num_calls == 4
+    assert place.num_lost == sum(item.num_lost for item in diagnose(*calls) if item)
 
 
 def test_call_order_of_sessions_is_kept() -> None:
@@ -197,7 +195,7 @@ CASES: dict[Cause | None, list[tuple[str, str, str, str]]] = {
         ("request ", "550e8400-e29b-41d4-a716-446655440000", "650e8400-e29b-41d4-a716-446655440001", " of"),
         ("git at ", "c0dd4af", "ee894ec1", " for"),
     ],
-    Cause.COUNT: [
+    Cause.FIELD: [
         ("You have ", "19", "18", " turns left"),
         ("Tokens used: ", "12,034", "13,120", " of 200,000"),
         ("cost so far $", "0.12", "1.07", "\n"),

@@ -7,23 +7,28 @@ again, and the drawing is shown only if it has as many tokens of each kind as th
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from jinja2 import ChoiceLoader, Environment, PackageLoader
 
 from pic_bench.companion.calls import Scene, read_scenes
 from pic_bench.companion.edits import Edits, read_edits
+from pic_bench.companion.snippets import SnippetPool
 from pic_bench.report.numbers import JINJA
 from pic_bench.report.stats import Estimate
 from pic_bench.report.study import rows_of
-from sglang_pic.explain.page import self_contained
-from sglang_pic.explain.snippets import SnippetPool
 from sglang_pic.output import write_whole
 
+# Where an asset is looked for, in this order; the page of `explain` has the style that both share.
 _PACKAGES = ("pic_bench.companion", "sglang_pic.explain")
+_STYLES = ("page.css", "companion.css")
 _SCRIPTS = ("payload.js", "text.js", "parts.js", "calls.js", "dials.js", "edits.js", "companion.js")
 _MAX_TEXT_BYTES = 4_000_000
 
@@ -112,8 +117,18 @@ def read_payload(tokenizer: Path) -> Payload:
 
 
 def html_page(payload: Payload) -> str:
-    """The whole page."""
-    return self_contained(_PACKAGES, "companion.html.j2", ("page.css", "companion.css"), _SCRIPTS, payload)
+    """The whole page, which needs no other file and may load none."""
+    loader = ChoiceLoader([PackageLoader(package, "assets") for package in _PACKAGES])
+    assets = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    style, source = ("".join(loader.get_source(assets, name)[0] for name in names) for names in (_STYLES, _SCRIPTS))
+    script = f'\n(() => {{\n"use strict";\n{source}}})();\n'
+    return assets.get_template("companion.html.j2").render(
+        style=style,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        # Deflated JSON in base64: no markup can be written in this alphabet.
+        packed=base64.b64encode(zlib.compress(msgspec.json.encode(payload), 9)).decode(),
+    )
 
 
 def read_dials() -> list[Dial]:

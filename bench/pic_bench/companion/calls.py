@@ -14,13 +14,12 @@ from pic_traces.encode.encoded import Tokens
 from pic_traces.session import Call
 from pic_traces.source import load
 
+from pic_bench.companion.snippets import Row, SnippetPool, quote
 from pic_bench.compare.run_folder import load_scenes
 from pic_bench.report.study import RESULTS
 from sglang_pic.census.outcome import CallRef, Outcome
 from sglang_pic.census.simulate import Cache
 from sglang_pic.core import CoreConfig
-from sglang_pic.explain.data import Row
-from sglang_pic.explain.snippets import SnippetPool, quote
 
 _RECORD = "demo"
 _TITLES = {"clock-sample-agents": "behind a clock that changes with every call", "sample-agents": "as recorded"}

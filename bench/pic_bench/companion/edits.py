@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pic_traces.encode import Encoder, load_encoder
 
+from pic_bench.companion.snippets import Row, SnippetPool
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.edits import edit_jobs
 from pic_bench.fidelity.cases.text import ModelText
@@ -19,8 +20,6 @@ from pic_bench.fidelity.record import Probe
 from pic_bench.report.study import RESULTS
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, PlanOptions, Span, as_tokens
-from sglang_pic.explain.data import Row
-from sglang_pic.explain.snippets import SnippetPool
 
 _FOLDERS = {
     "fidelity-edits": "SmolLM2, float32",

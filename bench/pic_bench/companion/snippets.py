@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 ELLIPSIS = " […] "
 # Enough tokens for the characters wanted, in any tokenizer but one of single characters.
 _CHARS_PER_TOKEN = 2
@@ -29,6 +31,10 @@ def quote(text: Callable[[int, int], str], start: int, end: int, max_chars: int)
         head, tail = text(start, start + most), text(max(start, end - most // 2), end)
     tail_chars = max_chars // 3
     return f"{head[: max_chars - tail_chars]}{ELLIPSIS}{tail[-tail_chars:]}"
+
+
+class Row(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An object that the script reads by the same names, in camelCase. Texts are numbers in a list of texts."""
 
 
 @dataclass(slots=True)
