@@ -11,6 +11,7 @@ _MONTHS = r"jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug
 _DAYS = r"mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:r?s(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?"
 _CLOCK = re.compile(
     r"\d{1,2}:\d{2}(?!\d)"  # 10:31, 10:31:07.250
+    r"|\d{1,2} ?(?:時|时|시|Uhr|h) ?\d{2}(?!\d)"  # 14时03分, 14 Uhr 03
     r"|\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}"  # 2026-01-05
     r"|\b\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b"  # 05.01.2026
     rf"|\b(?:{_MONTHS})\b\.?\s*\d{{1,4}}|\b\d{{1,2}}(?:[snr][td]|th)?\s+(?:{_MONTHS})\b"

@@ -1,7 +1,7 @@
-"""Recorded calls as a mended harness would have sent them: what changes stands last, what stays the same stays there.
+"""Rewrites recorded requests so that their changing text comes last.
 
-Four rules, each of which a harness can keep; `RULES` says them. Nothing is invented and nothing is left out: text
-moves, or comes back as it was first sent.
+A harness can follow each of the four `RULES`. No text is invented or omitted: text moves, or is sent as it was first
+sent.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import msgspec
 from pic_traces.session import Call, CallSpec, JsonValue, Message, Session
 
 RULES = {
-    "head": "what differs between calls leaves the system prompt, and is appended to the last message when it changed",
+    "head": "text that differs between calls moves from the system prompt to the last message, when it changed",
     "tools": "tools keep the order in which they were first sent, and new ones are appended",
     "keys": "keys of tool schemas and of results keep their order",
     "history": "messages are sent back as they were first sent or generated: stamps, spaces, roles",
 }
-"""What is rewritten, by the name of the rule."""
+"""What each rule changes, by its name."""
 
-# A sentence in a line, or what is left of the line; joined they are the line.
+# A sentence of a line, or the rest of the line; joined they are the line.
 _SENTENCE = re.compile(r"[^\n]*?[.!?](?= )\s|[^\n]*\n|[^\n]+")
 _LINE_CHARS = 200
 # Two system prompts are versions of one if they share so much of the shorter one's text, or differ in stamps alone.
 _SAME_SHARE = 0.5
-# What harnesses change in messages that they send again: stamps in brackets, numbers, white space.
+# Harnesses change these in messages that they send again: stamps in brackets, numbers, white space.
 _RESTAMPED = re.compile(r"\[[^\]\n]{0,80}\]|\d+|\s+")
 
 
@@ -46,7 +46,7 @@ class _Head:
         return cls(_pieces(text), _unstamped(text))
 
     def take(self, text: str) -> bool:
-        """Whether a text is a version of it; then only what it has, too, stays."""
+        """Whether a text is a version of this prompt; then the pieces that both have stay."""
         found = Counter(_pieces(text))
         kept = [piece for piece in self.pieces if found[piece]]
         shorter = min(sum(map(len, self.pieces)), len(text))
@@ -59,22 +59,22 @@ class _Head:
 
 @dataclass(slots=True)
 class _Sent:
-    """What a session was sent and has generated so far."""
+    """The messages of a session so far."""
 
     # By their places and names: messages as they were first sent or generated, and what was appended to them.
     first: dict[tuple[int, str], Message] = field(default_factory=dict)
     appended: dict[tuple[int, str], str] = field(default_factory=dict)
-    told: str = ""
+    last_volatile: str = ""
 
 
 @dataclass(slots=True)
 class Rewriter:
-    """Rewrites sessions. `learn` all of them first, which finds what changes; `num_changed` counts calls by rule."""
+    """Rewrites sessions; `learn` must see all of them first. `num_changed` counts calls by rule."""
 
     num_changed: Counter[str] = field(default_factory=Counter)
     _heads: list[_Head] = field(default_factory=list)
     _head_of: dict[bytes, _Head] = field(default_factory=dict)
-    # Tools by name, in the order in which they were first sent; objects by what they say, as they were first written.
+    # Tools by name, in the order in which they were first sent; objects by their values, as they were first written.
     _ranks: dict[str, int] = field(default_factory=dict)
     _forms: dict[str, JsonValue] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ class Rewriter:
     def _messages(self, call: Call, sent: _Sent) -> list[Message]:
         messages, volatile = self._without_head(call.messages)
         keyed = [(index, _norm(message)) for index, message in enumerate(messages)]
-        # Behind the last answer all is new.
+        # After the last answer everything is new.
         answered = max((n for n, one in enumerate(messages) if one.get("role") == "assistant"), default=0)
         as_first = [
             sent.first.get(key, message) if 0 < key[0] <= answered else message
@@ -128,8 +128,8 @@ class Rewriter:
         messages = [self._with_first_keys(message) for message in as_first]
         self._count("keys", messages != as_first)
         last = max((n for n, one in enumerate(messages) if one.get("role") in ("user", "tool")), default=None)
-        if volatile and volatile != sent.told and last is not None:
-            sent.appended[keyed[last]] = sent.told = volatile
+        if volatile and volatile != sent.last_volatile and last is not None:
+            sent.appended[keyed[last]] = sent.last_volatile = volatile
         for index, key in enumerate(keyed):
             if key in sent.appended:
                 messages[index] = _appended(messages[index], sent.appended[key])
@@ -139,7 +139,7 @@ class Rewriter:
         return messages
 
     def _without_head(self, messages: list[Message]) -> tuple[list[Message], str]:
-        """The messages with the system prompt that all calls have in common, and what it had besides."""
+        """The messages with the part of the system prompt that all calls have, and the rest of that prompt."""
         text = _system_text(messages)
         head = None if text is None else self._head_of.get(_digest(text))
         if text is None or head is None:
@@ -190,7 +190,7 @@ def request_lines(session: Session) -> Iterator[bytes]:
 
 
 def _pieces(text: str) -> list[str]:
-    """The lines of a text, long ones as sentences; joined they are the text."""
+    """The lines of a text, and the sentences of long lines; joined they are the text."""
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
     return [piece for line in lines for piece in ([line] if len(line) <= _LINE_CHARS else _SENTENCE.findall(line))]
 
@@ -215,7 +215,7 @@ def _digest(text: str) -> bytes:
 
 
 def _norm(message: Message) -> str:
-    """A name for a message in whatever version it is sent."""
+    """A name that all versions of a message share."""
     content, calls = message.get("content"), message.get("tool_calls")
     text = _unstamped(content if isinstance(content, str) else json.dumps(content or ""))
     made = _unstamped(json.dumps(_sorted(calls))) if calls else ""

@@ -1,4 +1,4 @@
-"""The verb `fix`: rewrites recorded requests as `explain` recommends, and counts what that alone brings."""
+"""The verb `fix`: rewrites recorded requests as `explain` advises, and counts the effect."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         f"what is rewritten:\n{rules}\n\n"
         "The requests are counted as recorded and as rewritten, in a plain prefix cache and with the splices of\n"
-        "this cache on top. Where the rewritten ones need no splices, mend the harness and leave the plugin out.\n"
-        "What the rules do not mend (compaction, aged results, retrieved documents) `explain` names. The rewritten\n"
-        "requests are a proposal: read them, because models may weigh moved text differently."
+        "this cache on top. If the rewritten ones need no splices, change the harness and do without the plugin.\n"
+        "`explain` names the causes that no rule removes (compaction, cleared results, retrieved documents). The\n"
+        "rewritten requests are a proposal: read them, because models may weigh moved text differently."
     )
 
 
@@ -56,17 +56,17 @@ def run(args: argparse.Namespace) -> int:
         sessions = list(read_sessions(file, args.limit_sessions, passed[file]))
         num_calls += sum(session.num_calls for session in sessions)
         rewriter.learn(sessions)
-    mended = [
+    rewritten = [
         (file, [rewriter.rewrite(session) for session in read_sessions(file, args.limit_sessions)])
         for file in args.files
     ]
     recorded = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
     before, after = Tally(), Tally()
-    for tally, files in ((before, recorded), (after, mended)):
+    for tally, files in ((before, recorded), (after, rewritten)):
         for outcome in with_progress(simulate(files, encoder, config=config), num_calls, quiet=args.quiet):
             tally.add(outcome)
     if out is not None:
-        write_whole(out, (line for _, sessions in mended for session in sessions for line in request_lines(session)))
+        write_whole(out, (line for _, sessions in rewritten for session in sessions for line in request_lines(session)))
     _print(rewriter, before, after, num_calls)
     for file in args.files:
         if summary := passed[file].summary():
@@ -97,7 +97,7 @@ def _print(rewriter: Rewriter, before: Tally, after: Tally, num_calls: int) -> N
 
 
 def _verdict(before: Tally, after: Tally, *, is_changed: bool) -> str:
-    """What the counts mean for somebody who may mend the harness, or run the plugin, or both."""
+    """What the counts mean for somebody who can change the harness, run the plugin, or both."""
     splices = after.chunk_tokens / max(1, after.prompt_tokens)
     more = "splices would save another"
     if before.prompt_tokens == before.prefix_tokens + before.chunk_tokens or not before.prompt_tokens:
@@ -108,7 +108,7 @@ def _verdict(before: Tally, after: Tally, *, is_changed: bool) -> str:
             f"{how} you do not need this plugin: {more} {splices:.1%} of the prompt tokens, and are an approximation."
         )
     if not is_changed:
-        return f"These rules find nothing to mend; {more} {splices:.1%} of the prompt tokens (`explain` says where)."
+        return f"These rules find nothing to change; {more} {splices:.1%} of the prompt tokens (`explain` says where)."
     old, new = (tally.prefix_tokens / max(1, tally.prompt_tokens) for tally in (before, after))
     return (
         f"The changes alone lift the prefix cache's hits from {old:.1%} to {new:.1%}; {more} {splices:.1%} of the "

@@ -191,7 +191,7 @@ def test_a_wrong_last_file_is_found_first(text: str, message: str, tmp_path: Pat
 
 
 def test_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     words = ["explain", SAMPLE, "--limit-calls", "1", "--out", str(tmp_path / "page.html")]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -186,6 +188,8 @@ CASES: dict[Cause | None, list[tuple[str, str, str, str]]] = {
         ("It is now ", "9", "10", " o'clock"),
         ("<env>\nts=", "1767571200", "1767571261", "\n"),
         ("at 10:3", "1", "2", " am"),
+        ("现在是 14时", "03", "04", "分"),
+        ("Es ist 14 Uhr ", "03", "04", ".\n"),
         ("on ", "Jan 5", "Feb 7", ", in"),
         ("Today's date: ", "05/01/2026", "06/01/2026", "\n"),
     ],
@@ -221,6 +225,12 @@ def test_the_whole_value_is_taken_and_ends_at_a_space_or_a_quote() -> None:
     assert field_around("state: ", " open ", "now") == " open "
     assert first_value("10:18\nSession so far") == "10:18"
     assert first_value(" later") == ""
+
+
+def test_every_cause_has_a_share_on_recorded_logs() -> None:
+    record = json.loads((Path(__file__).parents[2] / "bench" / "results" / "explain-causes.json").read_text())
+    seen = {cause for counts in record["sets"].values() for cause in counts["causes"]}
+    assert seen - set(record["merged"]) == {cause.value for cause in Cause}
 
 
 few = st.lists(st.integers(0, 3), max_size=60)
