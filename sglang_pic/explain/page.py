@@ -10,7 +10,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader
 
 from sglang_pic.explain.cause import TEXTS
-from sglang_pic.explain.findings import Findings
+from sglang_pic.explain.grouping import Findings
 
 _CONTEXT_CHARS = 110
 _NUM_PLACES = 20

@@ -19,7 +19,7 @@ from sglang_pic.census.inputs import (
     with_progress,
 )
 from sglang_pic.census.simulate import simulate
-from sglang_pic.explain.findings import Findings
+from sglang_pic.explain.grouping import Findings
 from sglang_pic.output import output_path, write_whole
 
 _NUM_CAUSES = 8

@@ -16,7 +16,7 @@ from sglang_pic.census.simulate import simulate
 from sglang_pic.cli import main
 from sglang_pic.core import CoreConfig
 from sglang_pic.explain import page as page_module
-from sglang_pic.explain.findings import NUM_EXAMPLES, Findings
+from sglang_pic.explain.grouping import NUM_EXAMPLES, Findings
 from sglang_pic.explain.page import html_page
 
 

@@ -23,7 +23,7 @@ from sglang_pic.core import PRESETS, CoreConfig, as_tokens
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.diagnose import Break, Diagnoser
 from sglang_pic.explain.fields import cause_of, field_around, first_value
-from sglang_pic.explain.findings import Findings
+from sglang_pic.explain.grouping import Findings
 from sglang_pic.explain.rejoin import MAX_SEARCH, WINDOW, align, contained_share
 from sglang_pic.explain.token_texts import TokenTexts
 
@@ -189,7 +189,7 @@ CASES: dict[Cause | None, list[tuple[str, str, str, str]]] = {
         ("<env>\nts=", "1767571200", "1767571261", "\n"),
         ("at 10:3", "1", "2", " am"),
         ("现在是 14时", "03", "04", "分"),
-        ("Es ist 14 Uhr ", "03", "04", ".\n"),
+        ("Uhrzeit: 14 Uhr ", "03", "04", ".\n"),
         ("on ", "Jan 5", "Feb 7", ", in"),
         ("Today's date: ", "05/01/2026", "06/01/2026", "\n"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from explain_browser import Page, find_browser, open_browser
 from explain_fakes import BODY, call_of, chat, serve
 
-from sglang_pic.explain.findings import Findings
+from sglang_pic.explain.grouping import Findings
 from sglang_pic.explain.page import html_page
 
 BROWSER = find_browser()

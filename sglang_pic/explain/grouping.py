@@ -24,7 +24,7 @@ class Example(NamedTuple):
     """A call with its break."""
 
     session: str
-    index: int
+    call: int
     agent: str | None
     prompt_len: int
     prefix_len: int
