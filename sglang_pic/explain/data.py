@@ -9,9 +9,7 @@ from itertools import pairwise
 import msgspec
 from pic_traces.source import short_name
 
-from sglang_pic.census.hybrid import Hybrid
 from sglang_pic.census.outcome import ChangedField, Outcome, RunSpan
-from sglang_pic.census.states import StateRules
 from sglang_pic.census.tally import Tally
 from sglang_pic.core import intersect_spans
 from sglang_pic.explain.diagnose import Break, Diagnoser
@@ -97,8 +95,6 @@ class CallRow(Row, frozen=True):
     prefix_len: int
     spans: list[SpanRow]
     """They tile the prompt."""
-    state_note: int = 0
-    """What a model with recurrent state loses of the prefix, and why; none for other models."""
     found: BreakRow | None = None
     changed_fields: list[FieldRow] = []
 
@@ -146,12 +142,10 @@ class PayloadBuilder:
     Args:
         num_calls: how many will come; the room for quotations is divided among them.
         max_bytes: of all quotations together; once they are used up, calls are shown without text.
-        rules: of a hybrid model's server, which serves the calls, too; None leaves that out.
     """
 
     num_calls: int
     max_bytes: int = _MAX_BYTES
-    rules: StateRules | None = None
     grouping: Grouping = field(default_factory=Grouping)
     figures: Figures = field(default_factory=Figures)
     _texts: TokenTexts = field(default_factory=TokenTexts)
@@ -161,7 +155,6 @@ class PayloadBuilder:
     _sessions: dict[tuple[int, str], int] = field(default_factory=dict)
     _agents: dict[str, int] = field(default_factory=lambda: {"": 0})
     _calls: list[CallRow] = field(default_factory=list)
-    _hybrid: Hybrid | None = None
 
     def __post_init__(self) -> None:
         self._diagnoser = Diagnoser(self._texts.decode)
@@ -172,12 +165,7 @@ class PayloadBuilder:
         ref, encoded = outcome.ref, outcome.encoded
         assert ref.number == len(self._calls), "calls come in order"
         found = self._diagnoser.diagnose(outcome)
-        # As the rows' cache, an empty one for each file.
-        if self.rules is not None and ref.file not in self._files:
-            self._hybrid = Hybrid(self.rules)
-        hit = None if self._hybrid is None else self._hybrid.observe(outcome)
-        note = "" if hit is None or self.rules is None else hit.explain(self.rules)
-        self.figures.add(outcome, hit=hit)
+        self.figures.add(outcome)
         if found is None and outcome.num_repeated:
             self.figures.appending_calls += 1
             self.figures.appended_tokens += outcome.num_repeated
@@ -192,7 +180,6 @@ class PayloadBuilder:
                 answer_len=len(encoded.path) - len(encoded.tokens),
                 prefix_len=outcome.prefix_len,
                 spans=self._span_rows(outcome),
-                state_note=self._pool.add(note) if note else 0,
                 found=None if found is None else self._break_row(outcome, found),
                 changed_fields=[
                     *(self._field_row(outcome, changed) for changed in outcome.changed_fields[:_MAX_QUOTED_FIELDS]),

@@ -10,19 +10,15 @@ from pic_traces.encode import load_encoder
 from pic_traces.logs import Passed
 from pic_traces.source import short_name
 
-from sglang_pic.census.hybrid import HybridTally
 from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
-    add_state_arguments,
     check_inputs,
     policy_of,
     read_sessions,
-    state_rules_of,
     with_progress,
 )
 from sglang_pic.census.simulate import simulate
-from sglang_pic.census.states import StateRules
 from sglang_pic.explain.data import Figures, Payload, PayloadBuilder
 from sglang_pic.output import output_path, write_whole
 
@@ -37,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="PAGE", help="the HTML file to write")
     parser.add_argument("--limit-calls", type=int, metavar="N", help="read only the first N calls, over all files")
     parser.add_argument("--force", action="store_true", help="replace PAGE if it exists")
-    add_state_arguments(parser)
     add_policy_arguments(parser)
 
 
@@ -53,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.explain import page
 
     check_inputs(args)
-    config, rules = policy_of(args), state_rules_of(args)
+    config = policy_of(args)
     out = output_path(args.out, "HTML file", is_forced=args.force)
     encoder = load_encoder(args.tokenizer)
     # All files are read first, so that a bad line in the last one is reported now and not at the end.
@@ -62,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         session.num_calls for file in args.files for session in read_sessions(file, args.limit_sessions, passed[file])
     )
     num_calls = min(num_calls, args.limit_calls or num_calls)
-    builder = PayloadBuilder(num_calls, rules=rules)
+    builder = PayloadBuilder(num_calls)
     sources = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
     outcomes = islice(simulate(sources, encoder, config=config), num_calls)
     for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
@@ -70,8 +65,6 @@ def run(args: argparse.Namespace) -> int:
     payload = builder.build(encoder.name, is_exact=encoder.is_exact)
     write_whole(out, page.html_page(payload, builder.figures, _title(args.files)).encode())
     _print_causes(payload, builder.figures)
-    if rules is not None:
-        _print_losses(builder.figures, rules)
     notes = [f"{short_name(file)}: {summary}" for file in args.files if (summary := passed[file].summary())]
     if difference := builder.figures.difference(is_exact=encoder.is_exact):
         notes.append(difference)
@@ -85,16 +78,6 @@ def _title(files: Sequence[str]) -> str:
     names = [short_name(file) for file in files]
     more = f" and {len(names) - _NUM_TITLES} more" if len(names) > _NUM_TITLES else ""
     return ", ".join(names[:_NUM_TITLES]) + more
-
-
-def _print_losses(figures: Figures, rules: StateRules) -> None:
-    from sglang_pic.census.table import as_text, losses
-
-    counts = (figures.hybrid or HybridTally()).counts()
-    held = f"A model with recurrent state hits {counts.state_tokens:,} of these {figures.prefix_tokens:,} prefix tokens"
-    more = f"with checkpoints {counts.placed_tokens:,}. The page's cards say it for each call."
-    lines = losses(counts, figures.prompt_tokens, rules)
-    print(as_text(f"{held}, {more}", "", *(line for text in lines for line in (text, ""))))
 
 
 def _print_causes(payload: Payload, figures: Figures) -> None:

@@ -142,25 +142,6 @@ def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_what_a_hybrid_model_loses_is_said_of_all_calls_and_of_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "page.html"
-    assert main(["explain", SAMPLE, "gen:sysvar?sessions=1", "--hybrid", "--out", str(out)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    found = re.search(
-        r"A model with recurrent state hits ([\d,]+) of these ([\d,]+) prefix tokens, with .*? ([\d,]+)\.", printed
-    )
-    assert found is not None
-    states, rows, placed = (int(number.replace(",", "")) for number in found.groups())
-    assert 0 < states < placed < rows
-    assert "lost: the prompt parts from earlier ones where no state was kept" in printed
-    notes = re.findall(r"Rows of [\d,]+ tokens were there, the state only at [\d,]+: [^\"]+", html_payload(out))
-    assert any("With checkpoints: at " in note for note in notes)
-    assert main(["explain", SAMPLE, "--out", str(tmp_path / "plain.html")]) == 0
-    assert "recurrent state" not in capsys.readouterr().out
-
-
 def test_what_terminals_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = "The quick brown fox jumps over the lazy dog. " * 100
     calls = [[{"role": "system", "content": f"\x1b]0;evil\x07 \x9b2J {n} {shared}"}] for n in range(3)]

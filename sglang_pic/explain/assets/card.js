@@ -47,7 +47,6 @@ class Card {
       element("p", "muted", `${nameOf(call)}, tokens [${count(span.start)}, ${count(span.end)}) of ${count(call.promptLen)}`),
     ];
     if (span.kind === RUN) nodes.push(this.donorLine(call, span));
-    if (call.stateNote && (span.kind === PREFIX || span.start === 0)) nodes.push(element("p", "", call.stateNote));
     nodes.push(...this.fieldLines(call, span));
     const { found } = call;
     const isBroken = found && span.kind === GAP && span.start === call.prefixLen && !isRewind(found);

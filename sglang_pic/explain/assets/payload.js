@@ -43,7 +43,7 @@ function buildModel({ files, sessions, agents, causes, groups, calls, texts }) {
   }
   calls.forEach((call, number) => {
     const session = sessions[call.session];
-    Object.assign(call, { number, session, agent: agents[call.agent], hitLen: 0, guardedLen: 0, changedFields: call.changedFields ?? [], length: call.promptLen + call.answerLen, stateNote: texts[call.stateNote ?? 0] });
+    Object.assign(call, { number, session, agent: agents[call.agent], hitLen: 0, guardedLen: 0, changedFields: call.changedFields ?? [], length: call.promptLen + call.answerLen });
     for (const span of call.spans) {
       span.kind = "donor" in span ? RUN : span.end <= call.prefixLen ? PREFIX : GAP;
       Object.assign(span, { text: texts[span.text ?? 0], donor: calls[span.donor], shift: span.shift ?? 0, seamLen: span.seamLen ?? 0 });
