@@ -1,7 +1,7 @@
 # Three images, tagged with SGLang's version and ours (`make images`):
 #   server  SGLang's own image and the plugin's wheel; nothing that was in it has another version afterwards
 #           docker run --gpus all --ipc=host -p 30000:30000 IMAGE sglang serve MODEL --host 0.0.0.0 --radix-cache-backend pic
-#   router  HAProxy and the router's sidecar, without SGLang; sglang_pic/deploy starts both
+#   gateway SGLang's gateway, smg, which sglang_pic/deploy starts before the servers
 #   demo    the demo of the first page on a CPU; its report is in the folder that is mounted
 #           docker run -v "$PWD/runs:/sglang-pic/runs" IMAGE
 ARG SGLANG=0.5.23
@@ -34,16 +34,8 @@ RUN PIP_EXTRA_INDEX_URL="$TORCH_INDEX" PIP_NO_CACHE_DIR=1 make setup \
     && mkdir runs
 CMD ["make", "demo"]
 
-FROM python:3.11-slim-bookworm AS router
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends haproxy \
-    && rm -rf /var/lib/apt/lists/*
-COPY --from=wheel /dist /tmp/dist
-RUN pip install --no-cache-dir "$(echo /tmp/dist/*.whl)[route]" \
-    && sglang-pic --version \
-    && rm -r /tmp/dist
-ENV NUMBA_CACHE_DIR=/tmp/numba
+FROM python:3.11-slim-bookworm AS gateway
+RUN pip install --no-cache-dir smg==1.13.0 && smg --help
 USER 1000
 
 FROM lmsysorg/sglang:v${SGLANG} AS server

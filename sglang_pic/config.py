@@ -6,7 +6,6 @@ An unknown key or a bad value stops the server.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,22 +19,6 @@ Share = Annotated[float, Range(0, 1)]
 AboveZero = Annotated[float, Range(0)]
 
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
-
-
-class ContentEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a server announces its donors to routers."""
-
-    endpoint: str = "tcp://127.0.0.1:5570"
-    """Where routers connect: `tcp://HOST:PORT` with an address of this machine, or `*` for all of them."""
-    salt_file: str
-    """A file with a secret of 16 to 64 bytes that servers and routers share, relative to the configuration's folder."""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"tcp://.+:(\d{1,5}|\*)", self.endpoint):
-            raise ConfigError(
-                f"content_events.endpoint={self.endpoint!r}: must be tcp://HOST:PORT; "
-                "tcp://127.0.0.1:5570 is the default."
-            )
 
 
 class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,13 +120,6 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         "fits this server, and serves as configured in either case.",
     ] = None
 
-    content_events: Annotated[
-        ContentEvents | None,
-        'Announces the chunks that this server can splice to routers, as salted names: `{"salt_file": "FILE"}` with a '
-        "secret of 16 to 64 bytes that servers and routers share, and for routers on other machines "
-        '`"endpoint": "tcp://10.0.0.1:5570"`. `null` announces nothing.',
-    ] = None
-
     def __post_init__(self) -> None:
         check(self)
         if self.audit_kl_limit >= self.audit_kl_cap:
@@ -187,10 +163,6 @@ def read_config(text: str) -> PicConfig:
         raise ConfigError(f"{CONFIG_VARIABLE}: {source} is not valid JSON: {error}.") from error
     if config.certificate is not None:
         config = msgspec.structs.replace(config, certificate=str(folder / config.certificate))
-    events = config.content_events
-    if events is not None:
-        events = msgspec.structs.replace(events, salt_file=str(folder / events.salt_file))
-        config = msgspec.structs.replace(config, content_events=events)
     return config
 
 

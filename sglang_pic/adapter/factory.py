@@ -17,12 +17,11 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
 from sglang_pic.adapter import server_info, support
-from sglang_pic.adapter.features import content_events, disaggregation, dp_attention, images, prefix_only, tenants
+from sglang_pic.adapter.features import disaggregation, dp_attention, images, prefix_only, tenants
 from sglang_pic.adapter.features import pins as pin_metrics
 from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.features.audit import moments as audit_moments
 from sglang_pic.adapter.features.audit.audit import Audit
-from sglang_pic.adapter.features.content_events import ContentEvents, make_content_events
 from sglang_pic.adapter.features.drafts.draft import Draft, read_drafts
 from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost, is_stored_whole
 from sglang_pic.adapter.features.hicache import hicache_tree, store
@@ -44,7 +43,6 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.forward import ForwardPath
-from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.planning import Planning
@@ -81,7 +79,6 @@ from sglang_pic.core import (
     costs,
     load_loops,
 )
-from sglang_pic.route.wire import Cutting
 from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
@@ -121,7 +118,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     if reason := support.prefix_only(ctx):
         modes = Modes(config, Mode.OFF)
         return prefix_only.create_cache(ctx, reason, modes, _labels(ctx), keeps_states=config.checkpoints)
-    check_support(ctx, config)
+    check_support(ctx)
     warn_of_changes(ctx, [*changed_bodies, *check_features(ctx)])
     if (mode := disaggregation_mode(ctx)) == "decode":
         return disaggregation.create_decode_cache(ctx, config.core, _make_modes(ctx, config))
@@ -256,8 +253,7 @@ def _make_cache(
     media = images.make(ctx, [draft.runner.model for draft in model.drafts])
     ranks = serving_group(ctx.tp_group)
     logs = ranks is None or ranks.rank_in_group == 0
-    events = _make_events(ctx, config, model, media, labels)
-    index = _make_index(ctx, config, model, events)
+    index = _make_index(ctx, config, model)
     max_pinned = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size * config.pin_max_percent // 100
     now = partial(agreed_time, ranks)
     pins = Pins(index, max_pinned, Series(pin_metrics.METRICS, labels), windows, now=now)
@@ -272,7 +268,7 @@ def _make_cache(
     )
     # An audit gives its slots back before pins do.
     counts = Tenants(Series(tenants.METRICS, labels)) if config.tenant_metrics else None
-    listed: list[Feature | None] = [host, audit, pins, events, counts]
+    listed: list[Feature | None] = [host, audit, pins, counts]
     features = Features([each for each in listed if each is not None])
     planning = Planning(
         index,
@@ -313,33 +309,12 @@ def _max_extend(ctx: BuildContext) -> int | None:
     return 2 * chunk if ctx.model_config.is_multimodal and chunk > 0 else None
 
 
-def _make_index(ctx: BuildContext, config: PicConfig, model: _LiveModel, events: ContentEvents | None) -> ContentIndex:
+def _make_index(ctx: BuildContext, config: PicConfig, model: _LiveModel) -> ContentIndex:
     return ContentIndex(
         config.core,
         lexicon=model.lexicon,
         names=RowNames(ctx.params.page_size, int(ctx.params.is_eagle)),
         row_lookahead=len(model.drafts),
-        watch=events.note if events is not None and events.publishes else None,
-    )
-
-
-def _make_events(
-    ctx: BuildContext, config: PicConfig, model: _LiveModel, media: TextOnly, labels: dict[str, str] | None
-) -> ContentEvents | None:
-    """The publisher of content events for routers; `None` if the configuration has none.
-
-    Raises:
-        ConfigError: the secret cannot be read, or the port is taken.
-    """
-    if config.content_events is None:
-        return None
-    ranks = serving_group(ctx.tp_group)
-    return make_content_events(
-        config.content_events,
-        Cutting.of(config.core, model.delimiters),
-        publishes=ranks is None or ranks.rank_in_group == 0,
-        series=Series(content_events.METRICS, labels),
-        media=media,
     )
 
 

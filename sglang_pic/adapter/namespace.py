@@ -23,11 +23,6 @@ MAX_KEY_LEN: Final = 1024
 OFF_LANE: Final = "off"
 """The lane of requests that opted out: it has no spliced rows."""
 
-
-RESTART: Final = "restart"
-"""Start of the mark of keys after a fault emptied the chunk index."""
-
-
 FORGED: Final = "forged"
 """The mark of the key that replaces a client's key with marks."""
 
@@ -73,7 +68,7 @@ def tree_key(
     """
     marks = [] if lane is None else [lane]
     marks += [str(generation)] if generation and lane != OFF_LANE else []
-    marks += [f"{RESTART} {restarts}"] if restarts and lane != OFF_LANE else []
+    marks += [f"restart {restarts}"] if restarts and lane != OFF_LANE else []
     marks += [] if adapter is None else ["lora"]
     return "".join(map(_mark, marks)) + (extra_key or "") if marks else extra_key
 
@@ -104,16 +99,6 @@ def is_strict(key: str | None) -> bool:
 def is_shared(key: str | None) -> bool:
     """Whether other servers have the same rows under a key of the tree: it has no marks."""
     return key is None or not key.startswith(KEY_MARK)
-
-
-def announced_key(key: str | None) -> str | None:
-    """The client's key of a key of the tree, without generation and restarts; None for lanes and LoRA adapters."""
-    while key is not None and key.startswith(KEY_MARK):
-        mark, _, rest = key.removeprefix(KEY_MARK).partition("\x1f")
-        if not mark.isdigit() and not mark.startswith(RESTART):
-            return None
-        key = rest
-    return key or ""
 
 
 def _mark(name: str) -> str:

@@ -16,7 +16,6 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.sglang.bodies import known_versions
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, FEATURES, check_contract
 from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner
-from sglang_pic.config import PicConfig
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.rope import (
     KNOWN_EMBEDDINGS,
@@ -66,7 +65,7 @@ class Support(NamedTuple):
     """One clause: why this is admitted or refused, or what was tested."""
     path: str = ""
     """The path in SGLang's `TreeCacheBuildContext` of the value that tells whether a server has this: a server argument
-    as SGLang resolved it, or a value of `environ`, `config` or `platform`. Empty if it is found otherwise, or every
+    as SGLang resolved it, or a value of `environ` or `platform`. Empty if it is found otherwise, or every
     server has it. A space separates several."""
     served: object = False
     """The value at `path` of a server without it; `False` stands for whatever counts as false. A list has all values of
@@ -174,13 +173,13 @@ ONE_ROW: Final = "triton, flashinfer or trtllm_mha with --max-running-requests 1
 """The table's name of backends with fewer rows than a splice needs."""
 
 
-def check_support(ctx: BuildContext, config: PicConfig) -> None:
+def check_support(ctx: BuildContext) -> None:
     """Refuse what would be served wrongly.
 
     Raises:
         UnsupportedError: naming the flag or the property of the model, and what to change.
     """
-    for refusal in refusals(ctx, config):
+    for refusal in refusals(ctx):
         raise UnsupportedError(refusal)
 
 
@@ -189,15 +188,15 @@ def prefix_only(ctx: BuildContext) -> str:
     return "; ".join(f"{entry.what}: {entry.reason}" for entry in present(ctx, Level.PREFIX_ONLY))
 
 
-def refusals(ctx: BuildContext, config: PicConfig) -> Iterator[str]:
+def refusals(ctx: BuildContext) -> Iterator[str]:
     """A line for each thing that is refused, naming the flag or the property of the model, and what to change.
 
     A server that is prefix only is refused nothing: what it cannot serve is SGLang's to say.
     """
     if prefix_only(ctx):
         return
-    for entry in present(ctx, Level.REFUSED, config=config):
-        value = _value(entry.path, ctx, config) if entry.what.startswith("--") else True
+    for entry in present(ctx, Level.REFUSED):
+        value = _value(entry.path, ctx) if entry.what.startswith("--") else True
         yield entry.refused.line(entry.what if isinstance(value, bool) else f"{entry.what} {value}")
     if disaggregation_mode(ctx) == "decode":
         return
@@ -214,15 +213,14 @@ def check_features(ctx: BuildContext) -> list[str]:
     return [path for name, what in needed.items() for path in check_contract(FEATURES[name], without=what)]
 
 
-def present(ctx: BuildContext, *levels: Level, config: PicConfig | None = None) -> Iterator[Support]:
-    """The entries of some levels that a server has by a flag, by its configuration (by default `PicConfig()`) or by its
-    model: those with a `path`."""
-    mode, config = disaggregation_mode(ctx), config or PicConfig()
+def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
+    """The entries of some levels that a server has by a flag or by its model: those with a `path`."""
+    mode = disaggregation_mode(ctx)
     for entry in SUPPORT:
         if entry.level in levels and (entry.level is not Level.REFUSED or mode in entry.modes):
-            values = [_value(path, ctx, config) for path in entry.path.split()]
-            beside = not entry.beside or any(_value(path, ctx, config) for path in entry.beside.split())
-            spared = entry.unless and _value(entry.unless, ctx, config)
+            values = [_value(path, ctx) for path in entry.path.split()]
+            beside = not entry.beside or any(_value(path, ctx) for path in entry.beside.split())
+            spared = entry.unless and _value(entry.unless, ctx)
             if beside and not spared and any(_has(entry, value) for value in values):
                 yield entry
 
@@ -244,7 +242,7 @@ def always_computed(ctx: BuildContext, fallback: Fallback) -> str:
 
 def disaggregation_mode(ctx: BuildContext) -> str:
     """`null`, `prefill` or `decode`."""
-    return str(_value("server_args.disaggregation_mode", ctx, PicConfig()))
+    return str(_value("server_args.disaggregation_mode", ctx))
 
 
 def find(area: Area, what: str) -> Support | None:
@@ -275,7 +273,7 @@ def refused_backend(runner: ModelRunner) -> str:
     return refused.line(f"the prefill attention backend {backend!r}")
 
 
-def _value(path: str, ctx: BuildContext, config: PicConfig) -> object:
+def _value(path: str, ctx: BuildContext) -> object:
     """What a server has at a path of the table."""
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
@@ -288,8 +286,6 @@ def _value(path: str, ctx: BuildContext, config: PicConfig) -> object:
         from sglang.srt.runtime_context import get_platform
 
         return getattr(get_platform(), name)
-    if owner == "config":
-        return getattr(config, name)
     if owner == "server_args":
         # NOTE: SGLang leaves arguments as they were given, and keeps what it made of them apart: `--dp-size 2
         # --enable-dp-attention` and `--dwdp-size 2` are both `attn_dp_size=2`.

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Final, get_args
+from typing import get_args
 
 from pic_traces import Session, load
 from pic_traces.encode import model_folder
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.state_config import ModelStates, model_states
-from sglang_pic.census.states import StateRules, Strategy
+from sglang_pic.census.states import StateRules
 from sglang_pic.core import CoreConfig, ReusePolicy, with_preset
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
@@ -54,55 +54,15 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, dest=name, type=int, metavar="N", help=text)
 
 
-def add_state_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --hybrid, and the flags of SGLang that decide where a hybrid model's states are kept."""
-    group = parser.add_argument_group(
-        "hybrid models", "prefix hits by SGLang's rules for states; flags as of the server"
-    )
-    group.add_argument(
-        "--hybrid", action="store_true", help="also count what a model with recurrent state would hit, and lose"
-    )
-    group.add_argument(
-        "--mamba-radix-cache-strategy",
-        choices=[strategy.value for strategy in Strategy],
-        help="SGLang's auto chooses no_buffer where overlap is off and pages are 1, and for some models (default: what "
-        "it chooses for the model of --tokenizer, or extra_buffer)",
-    )
-    for name, text in _STATE_LENGTHS.items():
-        default = getattr(StateRules(), name)
-        if name == "mamba_chunk_size":
-            default = f"as the model of --tokenizer, or {default}"
-        group.add_argument(
-            f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{text} (default: {default or 'no limit'})"
-        )
-
-
-def state_rules_of(args: argparse.Namespace) -> StateRules | None:
-    """The rules for recurrent states from the arguments and the model's configuration; None without --hybrid.
+def state_rules_of(tokenizer: str | None) -> StateRules:
+    """The rules for recurrent states of a model, as its configuration says; linear attention's without a model.
 
     Raises:
-        ConfigError: a value is not allowed, the model's configuration cannot be read, or a flag needs --hybrid.
+        ConfigError: the model's configuration cannot be read.
         TraceError: there is no such model.
     """
-    lengths = {name: value for name in _STATE_LENGTHS if (value := getattr(args, name)) is not None}
-    strategy = args.mamba_radix_cache_strategy
-    if args.hybrid:
-        model = ModelStates() if args.tokenizer is None else model_states(model_folder(args.tokenizer))
-        lengths = {"mamba_chunk_size": model.mamba_chunk_size, **lengths}
-        return StateRules(strategy=Strategy(strategy or model.strategy), **lengths)
-    given = lengths | ({} if strategy is None else {"mamba_radix_cache_strategy": strategy})
-    for name, value in given.items():
-        raise ConfigError(f"--{name.replace('_', '-')}={value!r}: add --hybrid, which it belongs to.")
-    return None
-
-
-_STATE_LENGTHS: Final = {
-    "chunked_prefill_size": "tokens of a prefill chunk, which has one state",
-    "mamba_chunk_size": "tokens of a chunk of the model's states, 64 for linear attention, 128 or more for Mamba-2",
-    "page_size": "tokens of a page",
-    "mamba_track_interval": "tokens between the states of an answer",
-    "max_states": "states that may be kept for prefixes: --max-mamba-cache-size without those of running requests",
-}
+    model = ModelStates() if tokenizer is None else model_states(model_folder(tokenizer))
+    return StateRules(strategy=model.strategy, mamba_chunk_size=model.mamba_chunk_size)
 
 
 def policy_of(args: argparse.Namespace) -> CoreConfig:

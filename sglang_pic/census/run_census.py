@@ -10,7 +10,6 @@ from pic_traces.source import TRACE_HELP
 from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
-    add_state_arguments,
     check_inputs,
     policy_of,
     state_rules_of,
@@ -33,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared-cache", action="store_true", help="keep one cache for all files (default: an empty one for each)"
     )
-    add_state_arguments(parser)
+    parser.add_argument(
+        "--hybrid",
+        action="store_true",
+        help="also count what a model with recurrent state, that of --tokenizer, would hit, and with checkpoints",
+    )
     add_policy_arguments(parser)
 
 
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.census.table import render
 
     check_inputs(args)
-    config, rules = policy_of(args), state_rules_of(args)
+    config = policy_of(args)
     survey = Survey(
         args.files,
         encoder=load_encoder(args.tokenizer),
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         limit_sessions=args.limit_sessions,
         make_search=WindowSearch if args.upper_bound else None,
         is_strict=args.strict,
-        states=rules,
+        states=state_rules_of(args.tokenizer) if args.hybrid else None,
     )
     # All files are read first, so that a bad line in the last one is reported now and not in an hour.
     num_calls = survey.prepare()
@@ -72,5 +75,5 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(census.to_json())
         elif census.files:
-            print(render(census, config, rules))
+            print(render(census, config))
     return 0

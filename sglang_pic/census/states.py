@@ -13,12 +13,10 @@ from collections import OrderedDict
 from enum import Enum
 from typing import NamedTuple
 
-import msgspec
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.core.checkpoints import Checkpoints
 from sglang_pic.core.trie import Node, Trie
-from sglang_pic.errors import ConfigError
 
 
 class Strategy(Enum):
@@ -30,43 +28,20 @@ class Strategy(Enum):
     """States are copied between passes, wherever these end."""
 
 
-class StateRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The server's flags that decide where states are kept; all lengths are tokens.
-
-    Raises:
-        ConfigError: a value that SGLang refuses, too.
-    """
+class StateRules(NamedTuple):
+    """What decides where a server keeps states; all lengths are tokens, pages have one."""
 
     strategy: Strategy = Strategy.EXTRA_BUFFER
     chunked_prefill_size: int = 8192
     mamba_chunk_size: int = 64
     """Of the model: 64 for linear attention, 128 or 256 in the configurations of Nemotron and other Mamba-2 models."""
-    page_size: int = 1
     mamba_track_interval: int = 256
-    max_states: int | None = None
-    """States that may be kept for prefixes; None keeps all."""
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        for name in ("chunked_prefill_size", "mamba_chunk_size", "page_size", "mamba_track_interval", "max_states"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')}={value!r}: must be 1 or more.")
-        if max(self.mamba_chunk_size, self.page_size) % min(self.mamba_chunk_size, self.page_size):
-            raise ConfigError(
-                f"--page-size={self.page_size!r}: one of it and --mamba-chunk-size={self.mamba_chunk_size} must divide "
-                "the other."
-            )
-        if self.strategy is Strategy.NO_BUFFER and self.page_size > 1:
-            raise ConfigError(f"--page-size={self.page_size!r}: must be 1 with no_buffer.")
 
     @property
     def grid(self) -> int:
         """States of a prefill are at multiples of this from where the pass began (`mamba_checkpoint_grid` in
         `runtime_context.py`); 1 where a pass may end anywhere."""
-        if self.strategy is Strategy.NO_BUFFER:
-            return 1
-        return math.lcm(self.mamba_chunk_size, self.page_size)
+        return 1 if self.strategy is Strategy.NO_BUFFER else self.mamba_chunk_size
 
     @property
     def answer_grid(self) -> int:
@@ -96,17 +71,14 @@ class StateTree:
         self._checkpoints: Checkpoints | None = None
         if chooses and rules.strategy is Strategy.EXTRA_BUFFER:
             self._checkpoints = Checkpoints(rules.grid, rules.chunked_prefill_size)
-        self.num_kept = 0
-        """States that were kept so far; those that were evicted count."""
         self._trie = Trie(None, OrderedDict(), itertools.count())
-        # By a node's serial the state at its end, and by state the node: the least recently used first.
-        self._state_of: dict[int, int] = {}
-        self._used: OrderedDict[int, Node] = OrderedDict()
+        # The nodes with a state at their end, by serial.
+        self._kept: dict[int, Node] = {}
 
     @property
     def depths(self) -> list[int]:
-        """How deep each state is, the least recently used first."""
-        return [node.end for node in self._used.values()]
+        """How deep each state is, ascending; none is ever evicted."""
+        return sorted(node.end for node in self._kept.values())
 
     def serve(self, path: Tokens, prompt_len: int) -> StateHit:
         """Match a prompt, compute the rest of it and the answer, and keep states on the way.
@@ -134,15 +106,13 @@ class StateTree:
         return hit
 
     def _match(self, prompt: Tokens) -> StateHit:
-        """The deepest state on the way, which counts as used (`MambaComponent.create_match_validator` and
-        `refresh_lru` in `mem_cache/unified_cache/components/mamba.py`)."""
+        """The deepest state on the way (`MambaComponent.create_match_validator` in
+        `mem_cache/unified_cache/components/mamba.py`)."""
         node, rows_len = self._trie.walk(prompt)
         at: Node | None = node if rows_len == node.end else node.parent
-        while at is not None and at.serial not in self._state_of:
+        while at is not None and at.serial not in self._kept:
             at = at.parent
-        if at is not None:
-            self._used.move_to_end(self._state_of[at.serial])
-        return StateHit(0 if at is None else at.end, rows_len - rows_len % self.rules.page_size)
+        return StateHit(0 if at is None else at.end, rows_len)
 
     def _tracked(self, start: int, end: int, branch: int) -> int:
         """Where the state of a prefill chunk `[start, end)` is kept; 0 for nowhere.
@@ -165,22 +135,8 @@ class StateTree:
         node, stored = self._trie.walk(path)
         if stored < node.end:
             lower = self._trie.split(node, stored)
-            if (state := self._state_of.pop(node.serial, None)) is not None:
-                self._state_of[lower.serial], self._used[state] = state, lower
+            if self._kept.pop(node.serial, None) is not None:
+                self._kept[lower.serial] = lower
         if stored < len(path):
             node = self._trie.append(node, path[stored:])
-        if node.serial in self._state_of:
-            self._used.move_to_end(self._state_of[node.serial])
-            return
-        self.num_kept += 1
-        self._state_of[node.serial] = self.num_kept
-        self._used[self.num_kept] = node
-        while self.rules.max_states is not None and len(self._used) > self.rules.max_states:
-            self._evict()
-
-    def _evict(self) -> None:
-        """Drop the least recently used state; a leaf goes with its rows (`_evict_device_next_node`, likewise)."""
-        _, node = self._used.popitem(last=False)
-        del self._state_of[node.serial]
-        if not node.children:
-            self._trie.remove(node)
+        self._kept[node.serial] = node

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from sglang_pic.census.hybrid import HybridCounts, HybridTally, Loss
-from sglang_pic.census.states import StateRules
 from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
@@ -50,12 +48,6 @@ _BOUND: _Columns = (
     ("after the prefix", lambda counts: _share(_repeated(counts)[1], counts.prompt_tokens)),
     ("recovered", lambda counts: percent(ratio(counts.chunk_tokens, _repeated(counts)[1]))),
 )
-_STATES: _Columns = (
-    ("rows alone", lambda counts: _share(counts.prefix_tokens, counts.prompt_tokens)),
-    ("with states", lambda counts: _share(_hybrid(counts).state_tokens, counts.prompt_tokens)),
-    ("with checkpoints", lambda counts: _share(_hybrid(counts).placed_tokens, counts.prompt_tokens)),
-    ("states kept", lambda counts: f"{_hybrid(counts).num_states:,} / {_hybrid(counts).num_placed_states:,}"),
-)
 _EDITS = {
     "notes": "With --edit in_place both would be spliced, and an answer may have the old value; with --edit recompile "
     "both would be computed.",
@@ -70,20 +62,19 @@ _AGED = (
 )
 
 
-def render(census: Census, config: CoreConfig, rules: StateRules | None = None) -> str:
+def render(census: Census, config: CoreConfig) -> str:
     """The tables, followed by an explanation of their words.
 
     Args:
         census: the result.
         config: the settings of the simulated server.
-        rules: its rules for recurrent states; None without --hybrid.
     """
     rows: list[tuple[str, Counts]] = [(short_name(counts.file), counts) for counts in census.files]
     if len(rows) > 1:
         rows.append(("all", census.total))
     # Block traces have no text.
     told = [(name, counts) for name, counts in rows if counts.chunk_tokens is not None and counts.calls]
-    parts: list[RenderableType] = [*_headline(census.total)]
+    parts: list[RenderableType] = [*_headline(census.total), *_states(census.total)]
     parts += _table("Prompt tokens, by their source in an unlimited cache", rows, _SOURCES)
     if told:
         parts += _table("Spliced tokens: their runs, and the sessions that computed them", told, _RUNS)
@@ -101,12 +92,6 @@ def render(census: Census, config: CoreConfig, rules: StateRules | None = None) 
     if any(counts.detail.upper_bound for _, counts in told):
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)
-    if rules is not None and told:
-        at = "where passes end" if rules.grid == 1 else f"at multiples of {rules.grid}"
-        title = f"Prefix hits of a model with recurrent state ({rules.strategy.value}, states {at})"
-        parts += _table(title, told, _STATES)
-        for text in losses(_hybrid(census.total), census.total.prompt_tokens, rules):
-            parts += [text, ""]
     return as_text(*parts, *_notes(census), *_words(told, config))
 
 
@@ -117,13 +102,6 @@ def as_text(*parts: RenderableType) -> str:
         console.print(*parts, sep="\n")
     # Cells are filled up with spaces, also at the ends of lines.
     return "\n".join(line.rstrip() for line in text.get().split("\n")).rstrip("\n")
-
-
-def losses(counts: HybridCounts, prompt_tokens: int, rules: StateRules) -> Iterator[str]:
-    """Tokens that were computed although their rows were cached: one line per cause with a remedy, largest first."""
-    for cause, tokens in counts.lost_by_cause.items():
-        share, loss = percent(ratio(tokens, prompt_tokens)), Loss(cause)
-        yield f"{shown_tokens(tokens)} tokens ({share}) lost: {loss.text}. {loss.advice(rules)}"
 
 
 def shown_tokens(count: int) -> str:
@@ -153,6 +131,13 @@ def _headline(total: Counts) -> list[str]:
     return [f"{served} {more}", "", *([rest, ""] if inherited else [])]
 
 
+def _states(total: Counts) -> list[str]:
+    if (hybrid := total.detail.hybrid) is None:
+        return []
+    stock, placed = (percent(ratio(part, total.prompt_tokens)) for part in (hybrid.state_tokens, hybrid.placed_tokens))
+    return [f"On a model with recurrent state SGLang's prefix cache serves {stock}, with checkpoints {placed}.", ""]
+
+
 def _table(title: str, rows: _Rows, columns: _Columns) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, show_header=any(header for header, _ in columns))
     # A name that is too long goes on in the next line: generators and numbered files differ at the end.
@@ -163,10 +148,6 @@ def _table(title: str, rows: _Rows, columns: _Columns) -> list[RenderableType]:
     for name, counts in rows:
         table.add_row(name, *(cell(counts) for _, cell in columns))
     return [title, table, ""]
-
-
-def _hybrid(counts: Counts) -> HybridCounts:
-    return counts.detail.hybrid or HybridTally().counts()
 
 
 def _notes(census: Census) -> list[str]:

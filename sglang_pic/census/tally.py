@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 from pic_traces.encode.encoded import Encoder
 
-from sglang_pic.census.hybrid import HybridCounts, HybridHit, HybridTally
+from sglang_pic.census.hybrid import HybridCounts
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
@@ -146,11 +146,11 @@ class Tally:
     compared_tokens: int = 0
     """As counted, of the calls whose length is recorded in the log."""
     repeated: Repeated | None = None
-    hybrid: HybridTally | None = None
+    hybrid: HybridCounts | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: Outcome, repeated: Repeated | None = None, hit: HybridHit | None = None) -> None:
+    def add(self, outcome: Outcome, repeated: Repeated | None = None, hit: HybridCounts | None = None) -> None:
         """Count one call.
 
         Args:
@@ -185,8 +185,7 @@ class Tally:
         if repeated is not None:
             self.repeated = repeated.plus(self.repeated or Repeated())
         if hit is not None:
-            self.hybrid = self.hybrid or HybridTally()
-            self.hybrid.add(hit)
+            self.hybrid = hit.plus(self.hybrid or HybridCounts())
 
     def difference(self, *, is_exact: bool) -> str | None:
         """A warning if the counted tokens differ from the recorded ones; None if they agree.
@@ -236,7 +235,7 @@ class Tally:
                 inherited_calls=self.inherited_calls,
                 upper_bound=self.repeated
                 and UpperBound(window_len=WINDOW_LEN, tokens=self.repeated.num, tokens_behind=self.repeated.num_behind),
-                hybrid=None if self.hybrid is None else self.hybrid.counts(),
+                hybrid=self.hybrid,
             ),
         )
 

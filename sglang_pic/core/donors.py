@@ -7,7 +7,7 @@ into flat arrays instead of objects.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,19 +48,12 @@ class DonorTable:
         max_per_name: most donors of chunks with one name; a new one evicts the oldest, pinned ones last.
         hash_function: names chunks.
         size: updated with every change.
-        watch: called with a chunk's name and 1 for every new donor, -1 for every removed one.
     """
 
-    def __init__(
-        self,
-        max_per_name: int,
-        hash_function: HashFunction,
-        size: TableSize,
-        watch: Callable[[int, int], None] | None = None,
-    ) -> None:
+    def __init__(self, max_per_name: int, hash_function: HashFunction, size: TableSize) -> None:
         self.max_per_name = max_per_name
         self.hash_function = hash_function
-        self._size, self._watch = size, watch
+        self._size = size
         self.filter = EndingFilter()
         size.num_filter_slots += self.filter.num_slots
         self.heads: dict[int, int] = {}
@@ -100,8 +93,6 @@ class DonorTable:
         following[donor] = head
         self.heads[ending] = donor
         self._size.num_donors += 1
-        if self._watch is not None:
-            self._watch(name, 1)
 
     def add_all(
         self,
@@ -120,11 +111,11 @@ class DonorTable:
         first = dict(zip(reversed(hashes), range(len(hashes) - 1, -1, -1), strict=True))
         is_new = np.array([first[each] == i and each not in self.heads for i, each in enumerate(hashes)], np.bool_)
         numbers = self._take_slots(int(np.count_nonzero(is_new)))
-        named, nodes = np.array(names, np.uint64), holders[is_new]
+        nodes = holders[is_new]
         for column, values in (
             (self.starts, starts),
             (self.lengths, lengths),
-            (self.names, named),
+            (self.names, np.array(names, np.uint64)),
             (self.endings, endings),
             (self._next, np.full(len(hashes), NONE, np.int32)),
         ):
@@ -134,9 +125,6 @@ class DonorTable:
             self._hold(path[nodes[begin]], numbers[begin:stop])
         self._admit(endings[is_new], numbers)
         self._size.num_donors += len(numbers)
-        if self._watch is not None:
-            for name in named[is_new].tolist():
-                self._watch(name, 1)
         for i in np.flatnonzero(~is_new).tolist():
             self.add(hashes[i], names[i], path[holders[i]], int(starts[i]), int(lengths[i]))
 
@@ -204,12 +192,6 @@ class DonorTable:
     def end(self, donor: int) -> int:
         """The position after the donor's last token."""
         return self.starts[donor] + self.lengths[donor]
-
-    def live_names(self) -> list[int]:
-        """The name of each donor's chunk. Cost O(donors)."""
-        is_live = np.ones(len(self.nodes), dtype=np.bool_)
-        is_live[self._free] = False
-        return np.frombuffer(self.names, dtype=np.uint64)[is_live].tolist()
 
     def remove(self, donor: int) -> None:
         """Remove one donor. Cost O(1), as lists are bounded."""
@@ -319,8 +301,6 @@ class DonorTable:
         self.nodes[donor] = None
         self._free.append(donor)
         self._size.num_donors -= 1
-        if self._watch is not None:
-            self._watch(self.names[donor], -1)
 
 
 def _take(column: array[int], rows: npt.NDArray[np.int64]) -> array[int]:

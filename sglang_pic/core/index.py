@@ -32,7 +32,7 @@ from sglang_pic.core.published import Published
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
-from sglang_pic.core.trie import Node, Trie, tokens_before
+from sglang_pic.core.trie import Node, Trie
 
 # Of equal chunks in one publication only the first ones become donors: the first copy of a repeated text has the most
 # equal text after it.
@@ -96,8 +96,6 @@ class ContentIndex:
         names: the tokens that identify a row in the radix tree.
         row_lookahead: tokens after a row that it depends on: 1 if a draft model's row was computed from the next token,
             else 0. A run ends so many tokens before its equal text.
-        watch: called with a namespace, the name of one of its chunks, and 1 for every new donor of the chunk, -1 for
-            every removed one; not called by a flush of everything.
     """
 
     def __init__(
@@ -108,9 +106,8 @@ class ContentIndex:
         hash_function: HashFunction = xxh3_name,
         names: RowNames | None = None,
         row_lookahead: int = 0,
-        watch: Callable[[Hashable, int, int], None] | None = None,
     ) -> None:
-        self.names, self._row_lookahead, self._watch = names or RowNames(), row_lookahead, watch
+        self.names, self._row_lookahead = names or RowNames(), row_lookahead
         self.config = config or CoreConfig()
         self._lexicon = lexicon
         self._hash = hash_function
@@ -264,37 +261,10 @@ class ContentIndex:
             self._forget(node, resident_len)
             self._drop_if_empty(space)
 
-    def recheck_oldest(self, resident_len: Callable[[Hashable, Tokens], int]) -> bool:
-        """Forget the part of the least recently used path that the tree has evicted.
-
-        Args:
-            resident_len: returns how many leading tokens of a path the tree has rows of.
-
-        Returns:
-            Whether something was forgotten.
-        """
-        self.settle()
-        oldest = next(iter(self._ages.values()), None)
-        if oldest is None:
-            return False
-        space = self._namespaces[oldest.trie.namespace]
-        resident = resident_len(space.trie.namespace, tokens_before(oldest, oldest.end, oldest.end))
-        space.trie.touch([oldest])
-        if resident == oldest.end:
-            return False
-        self._forget(oldest, resident)
-        self._drop_if_empty(space)
-        return True
-
     @property
     def num_tokens(self) -> int:
         """Tokens of all published paths."""
         return self._num_tokens
-
-    def donor_names(self) -> dict[Hashable, list[int]]:
-        """The name of each donor's chunk, by namespace. Cost O(donors)."""
-        self.settle()
-        return {namespace: space.donors.live_names() for namespace, space in self._namespaces.items()}
 
     def unknown(self, namespace: Hashable, tokens: Tokens, start: int, least: int) -> list[Span]:
         """Spans of `[start, len(tokens))`, of `least` tokens and more, in which no known chunk ends.
@@ -390,10 +360,9 @@ class ContentIndex:
     def _space(self, namespace: Hashable) -> _Namespace:
         space = self._namespaces.get(namespace)
         if space is None:
-            watch = None if self._watch is None else partial(self._watch, namespace)
             space = _Namespace(
                 Trie(namespace, self._ages, self._serials),
-                DonorTable(self.config.max_donors_per_chunk, self._hash, self._size, watch),
+                DonorTable(self.config.max_donors_per_chunk, self._hash, self._size),
                 _namespace_bytes(namespace),
             )
             self._namespaces[namespace] = space

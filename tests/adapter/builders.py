@@ -59,7 +59,7 @@ def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: 
     ids = array("q", tokens)
     unset = ("input_embeds", "positional_embed_overrides", "multimodal_inputs", "lora_id", "session", "extra_key")
     unset += ("multi_item_delimiter_indices", "token_indices_to_pool", "cache_salt", "finished_reason")
-    unset += ("session_id", "routing_key", "kv_hints")
+    unset += ("session_id", "routing_key")
     plain: dict[str, Any] = {
         **dict.fromkeys(unset),
         **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "output_ids": [], "cached_tokens": 0},

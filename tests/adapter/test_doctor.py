@@ -28,7 +28,6 @@ from sglang_pic.adapter.sglang.bodies import known_versions
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.support import SUPPORT, Area, Level, check_support, find
 from sglang_pic.cli import main
-from sglang_pic.config import PicConfig, read_config
 from sglang_pic.errors import UnsupportedError
 from tests.adapter.processes import forked
 from tests.conftest import ROOT
@@ -188,12 +187,11 @@ def answers(
         "long": on("h100", phi, "--context-length", "2048"),
         "too long": on("h100", phi),
         "variable": ([gqa, "--json", "--card", "h100", "--env", "SGLANG_USE_HND_KVCACHE=1"], ""),
-        "configured": ([gqa, "--json", "--card", "h100", "--env", f"SGLANG_PIC_CONFIG={_TELLS}", "--", *_TWO], ""),
         "no tokenizer": on("h100", without_tokenizer),
         "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192), "--enable-mixed-chunk"),
     }
     cases |= {f"odd {key}": on("h100", without_weights("tiny-gqa", **{key: value})) for key, value in ODD.items()}
-    cases |= {place: on("h100", gqa, *flags, config=config) for place, (flags, config) in servers().items()}
+    cases |= {place: on("h100", gqa, *flags) for place, flags in servers().items()}
     others = _WITHOUT_MODEL | without_splices(folder) | as_typed(folder, gqa)
     return fresh.submit(ask, others | cases).result(280)
 
@@ -221,7 +219,6 @@ REFUSED = {
     "refused": [("--pp-size 2", ""), ("rows of float8_e5m2", "; start with --kv-cache-dtype auto or fp8_e4m3")],
     "too long": [(r"the rotary embedding Phi3\w+ in a context of 8192 tokens", "; start with --context-length 2048")],
     "variable": [("use_hnd other than False", "; unset SGLANG_USE_HND_KVCACHE and the layout flags")],
-    "configured": [("content_events with data parallelism or DP attention", ", or .* out of SGLANG_PIC_CONFIG")],
     "chunks": [("mixed chunks with attention in chunks", "; remove --enable-mixed-chunk")],
     "few rows": [("--max-running-requests 1", "; allow 2 or more")],
 }
@@ -279,10 +276,8 @@ _FILES = "--hicache-storage-backend file"
 _DP = "--tp-size 2 --dp-size 2 --enable-dp-attention"
 _DRAFT = "--speculative-algorithm EAGLE --speculative-draft-model-path DRAFT"
 _LORA = "--enable-lora --max-lora-rank 8 --lora-target-modules all"
-_TWO = ("--dp-size", "2")
-_TELLS = '{"content_events": {"endpoint": "tcp://*:1", "salt_file": "none"}}'
 REFUSALS = [entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED]
-TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
+TYPED: dict[str, list[tuple[str, str, dict[str, str]]]] = {
     "--dllm-algorithm": [("LLaDA-2.1", "--dllm-algorithm LowConfidence", {})],
     "a model that does not generate": [(_QWEN, "--is-embedding", {})],
     "fa4 with MLA on other cards than SM100": [
@@ -310,10 +305,6 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
     "--smg-grpc-mode": [(_QWEN, "--smg-grpc-mode", {})],
     "SGLANG_HTTP_SERVER_APP_PATH": [(_QWEN, "", {"SGLANG_HTTP_SERVER_APP_PATH": "other:app"})],
     "SGLANG_RADIX_FORCE_MISS": [(_QWEN, "", {"SGLANG_RADIX_FORCE_MISS": "1"})],
-    "content_events with data parallelism or DP attention": [
-        (_QWEN, "--dp-size 2", _TELLS),
-        (_QWEN, _DP, _TELLS),
-    ],
     "a store of HiCache with sliding windows in a pool of their own": [(_GPT_OSS, f"{_HOST} {_FILES}", {})],
     "a store of HiCache with STANDALONE": [(_QWEN, f"{_HOST} {_DRAFT.replace('EAGLE', 'STANDALONE')} {_FILES}", {})],
     "a store of HiCache with multi-layer EAGLE": [(_QWEN, f"{_HOST} {_DRAFT} --enable-multi-layer-eagle {_FILES}", {})],
@@ -332,7 +323,7 @@ TYPED: dict[str, list[tuple[str, str, str | dict[str, str]]]] = {
     "--enable-unified-memory": [(_GPT_OSS, "--enable-unified-memory", {})],
     "--enable-return-routed-experts": [(_QWEN, "--enable-return-routed-experts", {})],
 }
-"""What people type for each refusal: the model, the flags, and the configuration or variables of the environment."""
+"""What people type for each refusal: the model, the flags, and variables of the environment."""
 
 
 def ask_for_each(folder: Path) -> dict[str, list[tuple[list[str], str]]]:
@@ -344,20 +335,18 @@ def ask_for_each(folder: Path) -> dict[str, list[tuple[list[str], str]]]:
     configs = {family.name.split(",")[0]: family.config for family in load_families()}
     answers: dict[str, list[tuple[list[str], str]]] = {what: [] for what in TYPED}
     cases = [(what, *case) for what, found in TYPED.items() for case in found]
-    for number, (name, model, flags, more) in enumerate(cases):
+    for number, (name, model, flags, variables) in enumerate(cases):
         (own := folder / f"{number}").mkdir()
         (own / "config.json").write_text(json.dumps({"dtype": "bfloat16"} | configs[model]))
-        config = read_config(more) if isinstance(more, str) else PicConfig()
-        variables = {} if isinstance(more, str) else more
         with (
             patch.dict(os.environ, variables),
             resolve(str(own), flags.replace("DRAFT", str(own)).split(), card="h200") as resolved,
         ):
-            lines, error = [*refusals_of(resolved, config)], ""
+            lines, error = [*refusals_of(resolved)], ""
             # As SGLang hands arguments to the scheduler's process: as given, with what it made of them apart.
             resolved.context.server_args = pickle.loads(pickle.dumps(resolved.context.server_args))
             try:
-                check_support(resolved.context, config)
+                check_support(resolved.context)
             except UnsupportedError as refused:
                 error = str(refused)
         answers[name].append((lines, error))

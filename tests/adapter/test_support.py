@@ -34,7 +34,7 @@ from sglang_pic.adapter.support import (
     check_support,
     prefix_only,
 )
-from sglang_pic.config import CONFIG_VARIABLE, PicConfig
+from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.errors import ContractError, UnsupportedError
 
 PACKAGE = Path(sglang_pic.__file__).parent
@@ -84,7 +84,7 @@ def put(ctx: Any, path: str, value: object) -> None:
 def test_a_server_is_admitted_with_any_draft(backend: str, algorithm: str | None) -> None:
     ctx = context(backend)
     ctx.server_args.speculative_algorithm = algorithm
-    check_support(ctx, PicConfig())
+    check_support(ctx)
 
 
 @pytest.mark.feature("recurrent state", "rows of several positions")
@@ -97,9 +97,9 @@ def test_a_server_with_sglangs_own_cache_is_refused_nothing(entry: Support) -> N
             put(ctx, refusal.path.split()[0], refusal.values[0] if refusal.values else other(refusal.served))
     assert prefix_only(ctx) == ""
     with pytest.raises(UnsupportedError):
-        check_support(ctx, PicConfig())
+        check_support(ctx)
     put(ctx, entry.path, entry.values[0] if entry.values else True)
-    check_support(ctx, PicConfig())
+    check_support(ctx)
     assert prefix_only(ctx) == f"{entry.what}: {entry.reason}"
 
 
@@ -156,12 +156,12 @@ def test_a_decode_server_is_refused_only_what_takes_its_rows_elsewhere() -> None
     for refusal in REFUSALS:
         if "decode" not in refusal.modes:
             put(ctx, refusal.path.split()[0], refusal.values[0] if refusal.values else other(refusal.served))
-    check_support(ctx, PicConfig())
+    check_support(ctx)
     for refusal in REFUSALS:
         if "decode" in refusal.modes:
             put(ctx, refusal.path, other(refusal.served))
             with pytest.raises(UnsupportedError, match=f"with {refusal.what}"):
-                check_support(ctx, PicConfig())
+                check_support(ctx)
             put(ctx, refusal.path, refusal.served)
 
 
@@ -186,7 +186,7 @@ def test_what_only_a_feature_relies_on_stops_only_servers_with_it(
     ctx = context()
     assert check_features(ctx) == []
     put(ctx, f"server_args.{path}", value)
-    check_support(ctx, PicConfig())
+    check_support(ctx)
     with pytest.raises(ContractError, match=rf"Gone is missing .*sglang=={BUILT_FOR}, or start without {what}\.$"):
         check_features(ctx)
 
@@ -211,7 +211,7 @@ def test_a_decode_server_needs_nothing_of_what_splices(monkeypatch: pytest.Monke
 )
 def test_a_backend_that_is_refused_comes_with_the_flag_that_helps(backend: str, way_out: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"the prefill attention backend '{backend}': .*{way_out}"):
-        check_support(context(backend), PicConfig())
+        check_support(context(backend))
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,10 @@ def test_every_spelling_is_read_as_sglang_resolves_it(
     ctx = context()
     ctx.server_args = pickle.loads(pickle.dumps(args))
     if refused is None:
-        check_support(ctx, PicConfig())
+        check_support(ctx)
         return
     with pytest.raises(UnsupportedError, match=rf"does not work with {refused}: "):
-        check_support(ctx, PicConfig())
+        check_support(ctx)
 
 
 ELSEWHERE = {

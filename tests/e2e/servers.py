@@ -16,7 +16,7 @@ import pytest
 from tests.e2e import faults, plugins
 from tests.e2e.serving import Client, serve
 
-__all__ = ["AT_SHIFT_ZERO", "AUDITED", "EVENTS_SALT", "SERVERS", "OneServer", "on_each_server", "on_servers"]
+__all__ = ["AT_SHIFT_ZERO", "AUDITED", "SERVERS", "OneServer", "on_each_server", "on_servers"]
 
 
 class SharedServer(NamedTuple):
@@ -43,10 +43,6 @@ _SMALL_POOL = (
     *("--max-total-tokens", "2600", "--max-running-requests", "6"),
     *("--enable-mixed-chunk", "--schedule-conservativeness", "0.1"),
 )
-EVENTS_SALT = Path(__file__).with_name("content_events.salt")
-"""The secret of the server that tells routers what it can splice."""
-# `/server_info` says which port it became.
-_EVENTS = {"endpoint": "tcp://127.0.0.1:*", "salt_file": str(EVENTS_SALT)}
 # Adapters are loaded by the tests that want them.
 _LORA = (
     *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8", "--max-loras-per-batch", "3"),
@@ -99,7 +95,7 @@ SERVERS = {
     ),
     "gqa_page16.small_pool": _float32(
         *("tiny-gqa", 16, *_SMALL_POOL, "--disable-overlap-schedule"),
-        config={**_TAKE_EVERY_RUN, "audit_rate": 0.0, "content_events": _EVENTS},
+        config={**_TAKE_EVERY_RUN, "audit_rate": 0.0},
         probe=_CHECKED,
     ),
     "gqa_page16": _float32("tiny-gqa", 16, config=AUDITED, env=faults.ENVIRONMENT),

@@ -54,23 +54,19 @@ def test_a_pin_survives_what_evicts_everything_else_and_gives_way_to_a_request(c
 
 
 @on_servers("gqa_page16.small_pool")
-def test_hints_of_a_request_pin_its_prompt_for_a_time(client: Client) -> None:
-    def hints(kind: str, **payload: object) -> dict[str, object]:
-        action = {"action_id": "1", "action_type": kind, "action_version": "1", "payload": payload}
-        return {"protocol_version": "1", "message_id": "m", "actions": [action]}
-
+def test_a_pin_has_a_time_to_live_and_a_priority(client: Client) -> None:
     client.flush()
-    client.generate(random_tokens(2, 205), kv_hints=hints("pin", name="kept"))
-    client.generate(random_tokens(1, 205), kv_hints=hints("retain", name="turn", ttl_s=1))
+    client.generate(random_tokens(2, 205), pic={"pin": "kept"})
+    client.generate(random_tokens(1, 205), pic={"pin": "turn", "pin_ttl_s": 1, "pin_priority": 50})
     pins = [(pin["name"], pin["priority"], pin["ttl_s"]) for pin in client.internal_state()["pins"]["held"]]
     assert pins == [("turn", 50, 1), ("kept", 100, None)]
     time.sleep(1)
     client.generate(random_tokens(3, 40))
     assert held(client) == [("kept", 192)]
-    client.generate(random_tokens(3, 40), kv_hints=hints("release", name="kept"))
+    client.generate(random_tokens(3, 40), pic={"unpin": "kept"})
     assert held(client) == []
-    with pytest.raises(BenchError, match=r"kv_hints payload ttl_s=0: must be an integer from 1"):
-        client.generate(random_tokens(3, 40), kv_hints=hints("retain", ttl_s=0))
+    with pytest.raises(BenchError, match=r"custom_params\.pic\.pin_ttl_s=0: must be an integer from 1"):
+        client.generate(random_tokens(3, 40), pic={"pin": "turn", "pin_ttl_s": 0})
     assert client.faults() == ""
 
 

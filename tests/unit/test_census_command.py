@@ -100,13 +100,10 @@ def test_a_hybrid_model_hits_where_states_are(capsys: Capture) -> None:
     counts = counts_of(capsys, "sample:opendevin", GEN, "--hybrid")["total"]
     hybrid = counts["detail"]["hybrid"]
     assert 0 < hybrid["state_tokens"] < hybrid["placed_tokens"] <= counts["prefix_tokens"]
-    assert hybrid["lost_tokens"] == counts["prefix_tokens"] - hybrid["state_tokens"]
-    assert hybrid["lost_tokens"] == sum(hybrid["lost_by_cause"].values())
     assert counts_of(capsys, GEN)["total"]["detail"]["hybrid"] is None
-    assert main(["census", GEN, "--hybrid", "--mamba-radix-cache-strategy", "no_buffer"]) == 0
+    assert main(["census", GEN, "--hybrid"]) == 0
     out = capsys.readouterr().out
-    assert "Prefix hits of a model with recurrent state (no_buffer, states where passes end)" in out
-    assert re.search(r"lost: the prompt parts from .*--mamba-radix-cache-strategy\s+extra_buffer", out, re.DOTALL)
+    assert re.search(r"SGLang's prefix cache serves [\d.]+%, with checkpoints [\d.]+%\.", out)
 
 
 @pytest.mark.parametrize("trace", ["sample:opendevin", "gen:sysvar?sessions=1"])
@@ -163,9 +160,6 @@ def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: 
         ([GEN], "is named twice"),
         (["--limit-sessions", "0"], "--limit-sessions=0: must be 1 or more"),
         (["--min-run", "0"], "min_run_tokens=0"),
-        (["--max-states", "3"], "--max-states=3: add --hybrid"),
-        (["--mamba-radix-cache-strategy", "no_buffer"], "--mamba-radix-cache-strategy='no_buffer': add --hybrid"),
-        (["--hybrid", "--page-size", "48"], "--page-size=48: one of it and --mamba-chunk-size=64 must divide"),
     ],
 )
 def test_usage(words: list[str], what: str, capsys: Capture) -> None:

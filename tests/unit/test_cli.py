@@ -224,11 +224,6 @@ RUNS = {
     "explain": ("[census]", "sglang_pic.explain.page", [GENERATED, "--out", "page.html"]),
     "fix": ("[census]", "sglang_pic.census.table", [GENERATED]),
     "skill": ("[client]", "sglang_pic.client", ["list"]),
-    "route": (
-        "[route]",
-        "sglang_pic.route.sidecar",
-        ["--server", "http://s:1=tcp://s:1", "--salt-file", "f"],
-    ),
 }
 """The extra that a verb asks for, what its `run` imports, and words for it."""
 

@@ -61,10 +61,6 @@ def test_every_setting_is_declared_with_its_bounds_and_a_sentence(kind: type[Cor
         ('{"audit_kl_limit": 5.0}', "audit_kl_cap=2.0: the limit must be below"),
         ('{"audit_min": 8, "audit_window": 4}', "audit_window=4: the minimum must be no more"),
         ('{"self_test": "on"}', "Invalid enum value 'on'"),
-        ('{"content_events": {"endpoint": "5570", "salt_file": "salt"}}', "must be tcp://HOST:PORT"),
-        ('{"content_events": {"endpoint": "tcp://*:5570"}}', "salt_file"),
-        ('{"content_events": {"endpoint": "ipc:///tmp/pic", "salt_file": "salt"}}', "must be tcp://HOST:PORT"),
-        ('{"content_events": {"endpoint": "tcp://*:5570", "salt_file": "s", "port": 1}}', "port"),
     ],
 )
 def test_settings_that_mean_nothing_or_contradict_each_other_are_named(text: str, named: str) -> None:

@@ -1,11 +1,10 @@
-"""The files of `sglang_pic/deploy` are what compose, Kubernetes, systemd and HAProxy take, and start what exists.
+"""The files of `sglang_pic/deploy` are what compose, Kubernetes and systemd take, and start what exists.
 
 Tools that are not installed are skipped; `make deploy` installs those of PyPI.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sglang_pic.cli import main
 from tests.unit.deploy_files import FOLDER, UNITS, commands, compose, kubernetes, servers
 
 MONITORING = FOLDER.parent / "monitoring"
@@ -48,19 +46,30 @@ def test_every_volume_and_secret_is_made_or_named_in_the_page(rendered: list[dic
     text, page = yaml.safe_dump_all(rendered), (FOLDER.parent / "DEPLOY.md").read_text()
     assert {("ConfigMap", name) for name in re.findall(r"configMap:\n\s+name: (\S+)", text)} <= made
     assert set(re.findall(r"(?:secretName|secretKeyRef:\n\s+key: \S+\n\s+name): (\S+)", text)) == {"sglang-pic"}
-    for key in {"salt", *re.findall(r"secretKeyRef:\n\s+key: (\S+)", text)}:
+    for key in re.findall(r"secretKeyRef:\n\s+key: (\S+)", text):
         assert f"--from-literal={key}=" in page
     assert set(re.findall(r"claimName: (\S+)", text)) == {"model"}
 
 
-def test_names_of_servers_are_those_of_their_set() -> None:
+def test_the_gateway_is_given_every_server() -> None:
     (stateful,) = (each for each in kubernetes() if each["kind"] == "StatefulSet")
-    numbers = range(stateful["spec"]["replicas"])
-    hosts = [f"sglang-{number}.sglang.sglang-pic.svc.cluster.local" for number in numbers]
-    wanted = [f"--server=http://{host}:30000=tcp://{host}:5570" for host in hosts]
-    for name in ("sidecar", "haproxy"):
-        assert [word for word in commands()[f"kubernetes {name}"][0] if word.startswith("--server")] == wanted
-    assert targets("kubernetes") == [f"{host}:30000" for host in hosts]
+    hosts = [f"sglang-{i}.sglang.sglang-pic.svc.cluster.local:30000" for i in range(stateful["spec"]["replicas"])]
+    ports = [f"127.0.0.1:{compose()[name]['environment']['PORT']}" for name in ("sglang-0", "sglang-1")]
+    assert (targets("kubernetes"), targets("compose")) == (hosts, ports)
+    found = {place: words for place, words in commands().items() if "smg" in words[0]}
+    assert len(found) == 3
+    for place, words in found.items():
+        given = words[words.index("--worker-urls") + 1 :]
+        assert given == [f"http://{each}" for each in (hosts if place.startswith("kubernetes") else ports)]
+
+
+def test_the_gateway_takes_its_arguments() -> None:
+    smg = pytest.importorskip("smg.launch_router", reason="make deploy installs it")
+    for words in (words for words in commands().values() if "smg" in words[0]):
+        assert words[1] == "launch"
+        args = smg.parse_router_args(words[2:])
+        assert (args.policy, args.port, len(args.worker_urls)) == ("cache_aware", 30000, 2)
+        assert args.control_plane_api_keys, "whoever reaches the port could register servers"
 
 
 def targets(name: str) -> list[str]:
@@ -74,64 +83,35 @@ def test_compose_takes_its_files() -> None:
     run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
 
 
-def test_compose_gives_each_server_its_card_and_ports() -> None:
-    wanted = []
+def test_compose_gives_each_server_its_card_and_port() -> None:
     for number, name in enumerate(("sglang-0", "sglang-1")):
         service = compose()[name]
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
         assert device["device_ids"] == [str(number)]
-        port, events = service["environment"]["PORT"], json.loads(service["environment"]["SGLANG_PIC_CONFIG"])
-        assert f" --port {port} " in service["command"]
-        wanted.append(f"--server http://127.0.0.1:{port}={events['content_events']['endpoint']}")
-    for name in ("router", "haproxy"):
-        assert re.findall(r"--server \S+", compose()[name]["command"]) == wanted
-    assert [f"--server http://{target}" for target in targets("compose")] == [each.partition("=")[0] for each in wanted]
+        assert f" --port {service['environment']['PORT']} " in service["command"]
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_takes_its_units(path: Path, tmp_path: Path) -> None:
-    """Programs of the package and HAProxy need not be installed for it."""
-    for program in ("sglang", "sglang-pic", "haproxy"):
+    """SGLang and its gateway need not be installed for it."""
+    for program in ("sglang", "smg"):
         (tmp_path / program).symlink_to("/bin/true")
     for unit in UNITS:
-        text = re.sub(r"(/opt/sglang/bin|/usr/sbin)/", f"{tmp_path}/", unit.read_text())
+        text = re.sub(r"/opt/(sglang|smg)/bin/", f"{tmp_path}/", unit.read_text())
         (tmp_path / unit.name).write_text(text)
     assert run("systemd-analyze", "verify", tmp_path / path.name) == ""
 
 
-def test_the_router_takes_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_pic.route.run_route.run", lambda _: 0)
-    ran = [words for words, _ in commands().values() if words[:2] == ["sglang-pic", "route"]]
-    assert len(ran) == 3
-    for words in ran:
-        assert main(words[1:]) == 0
-
-
-@pytest.mark.parametrize("place", [each for each, (words, _) in commands().items() if "--haproxy" in " ".join(words)])
-def test_haproxy_takes_its_configuration(place: str, tmp_path: Path) -> None:
-    """Also where a server's name leads nowhere yet."""
-    if shutil.which("haproxy") is None:
-        pytest.skip("needs haproxy: apt-get install haproxy")
-    words, variables = commands()[place]
-    path = tmp_path / "haproxy.cfg"
-    script, number = re.subn(r"/\S+/haproxy.cfg", str(path), words[2])
-    assert number
-    script = f"{script.partition(' && ')[0]} && haproxy -c -f {path}"
-    run(*words[:2], script, *words[3:], **variables, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert path.read_text().count("    server ") == 2
-
-
 def test_every_server_has_the_plugin_and_metrics() -> None:
     assert len(servers()) == 4
-    for flags, config in servers().values():
+    for flags in servers().values():
         assert {"--radix-cache-backend", "--enable-metrics"} <= set(flags)
-        assert "salt_file" in config
 
 
 def test_images_are_made_by_the_dockerfile() -> None:
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", (FOLDER.parents[1] / "Dockerfile").read_text(), re.MULTILINE))
     built = {service["build"]["target"] for service in compose().values() if "build" in service}
-    assert built == {"server", "router"} <= stages
+    assert built == {"server", "gateway"} <= stages
     used = {service["image"] for service in compose().values() if "build" in service}
     names = {one["name"] for one in yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["images"]}
     assert used == names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from census_fakes import CONFIG, IdsEncoder, session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.census.hybrid import Hybrid, HybridTally, Loss
-from sglang_pic.census.inputs import add_input_arguments, add_state_arguments, state_rules_of
+from sglang_pic.census.hybrid import Hybrid
+from sglang_pic.census.inputs import state_rules_of
 from sglang_pic.census.simulate import simulate
 from sglang_pic.census.states import StateHit, StateRules, StateTree, Strategy
 from sglang_pic.core import Tokens, common_len
@@ -46,7 +45,7 @@ def test_a_state_is_kept_where_the_second_prompt_parts_in_place_of_its_last_one(
     served(tree, path(_HEAD[:500], _FIRST))
     second = path(_HEAD[:500], _SECOND)
     assert served(tree, second) == (0, 500)
-    assert tree.depths == [1472, 448]
+    assert tree.depths == [448, 1472]
     assert served(tree, path(_HEAD[:500], _THIRD)) == (448, 500)
     assert served(tree, path(second, _THIRD)).state_len == 448
 
@@ -58,15 +57,6 @@ def test_without_a_buffer_states_are_where_passes_end_and_at_no_fork() -> None:
     assert [served(tree, path(_HEAD[:900], rest)) for rest in (_FIRST, _SECOND, _THIRD)] == [(700, 900)] * 3
 
 
-def test_the_least_recently_used_state_goes_and_a_leaf_goes_with_its_rows() -> None:
-    tree = StateTree(StateRules(max_states=2))
-    served(tree, _FIRST)
-    served(tree, _SECOND)
-    assert served(tree, path(_FIRST, _HEAD)).state_len == 960
-    assert served(tree, path(_SECOND, _HEAD)) == (0, 0)
-    assert (len(tree.depths), tree.num_kept) == (2, 4)
-
-
 CALLS = st.lists(
     st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 20)), min_size=1, max_size=9
 )
@@ -74,7 +64,7 @@ CALLS = st.lists(
 
 
 class _Listed:
-    """The rules again, over every path and every state, none of which is evicted."""
+    """The rules again, over every path and every state."""
 
     def __init__(self, rules: StateRules) -> None:
         self._rules, self._paths, self.states = rules, list[Tokens](), set[bytes]()
@@ -84,8 +74,7 @@ class _Listed:
         rows = max((common_len(stored, prompt) for stored in self._paths), default=0)
         start = hit = max((at for at in range(len(prompt) + 1) if prompt[:at].tobytes() in self.states), default=0)
         buffered = rules.strategy is Strategy.EXTRA_BUFFER
-        grid = max(rules.mamba_chunk_size, rules.page_size) if buffered else 1
-        rows -= rows % rules.page_size
+        grid = rules.mamba_chunk_size if buffered else 1
         branch = rows // grid * grid
         while start < prompt_len:
             end = min(start + rules.chunked_prefill_size, prompt_len)
@@ -108,7 +97,7 @@ class _Listed:
     st.sampled_from(
         [
             StateRules(chunked_prefill_size=24, mamba_chunk_size=4, mamba_track_interval=8),
-            StateRules(chunked_prefill_size=32, mamba_chunk_size=4, page_size=8, mamba_track_interval=16),
+            StateRules(chunked_prefill_size=32, mamba_chunk_size=8, mamba_track_interval=16),
             StateRules(chunked_prefill_size=10, strategy=Strategy.NO_BUFFER),
         ]
     ),
@@ -123,7 +112,7 @@ def test_a_tree_serves_what_a_list_serves(rules: StateRules, calls: list[tuple[l
         prompt = path(*(texts[number] for number in numbers))
         whole = path(prompt, np.full(answer_len, 7, dtype=np.int32))
         assert tuple(tree.serve(whole, len(prompt))) == listed.serve(whole, len(prompt))
-        assert len(tree.depths) == tree.num_kept == len(listed.states)
+        assert len(tree.depths) == len(listed.states)
 
 
 def test_a_fork_that_is_known_by_its_text_has_a_state_before_the_first_prompt_parts_there() -> None:
@@ -135,16 +124,9 @@ def test_a_fork_that_is_known_by_its_text_has_a_state_before_the_first_prompt_pa
     outcomes = simulate(
         [("f", [session(str(number), [call]) for number, call in enumerate(calls)])], IdsEncoder(), config=CONFIG
     )
-    *_, last = hits = [hybrid.observe(outcome) for outcome in outcomes]
-    assert [(hit.rows_len, hit.state_len) for hit in hits] == [(0, 0), (71, 0)] * 2
-    assert (last.placed_len, last.num_lost, last.loss) == (68, 71, Loss.FORK)
-    tally = HybridTally()
-    for hit in hits:
-        tally.add(hit)
-    counts = tally.counts()
-    assert (counts.state_tokens, counts.placed_tokens, counts.lost_tokens) == (0, 68, 142)
-    assert counts.lost_by_cause == {"fork": 142}
-    assert (counts.num_states, counts.num_placed_states) == (4, 4)
+    hits = [(outcome.prefix_len, hybrid.observe(outcome)) for outcome in outcomes]
+    assert [rows_len for rows_len, _ in hits] == [0, 71] * 2
+    assert [(hit.state_tokens, hit.placed_tokens) for _, hit in hits] == [(0, 0)] * 3 + [(0, 68)]
 
 
 def test_a_state_is_kept_where_the_next_turn_will_leave_the_prompt() -> None:
@@ -153,69 +135,28 @@ def test_a_state_is_kept_where_the_next_turn_will_leave_the_prompt() -> None:
     calls = [([*turns[: number + 1], last_words], [7]) for number in range(4)]
     hybrid = Hybrid(StateRules(mamba_chunk_size=4))
     outcomes = simulate([("f", [session("a", calls)])], IdsEncoder(), config=CONFIG)
-    hits = [hybrid.observe(outcome) for outcome in outcomes]
-    assert [hit.rows_len for hit in hits] == [0, 30, 60, 90]
-    assert [hit.state_len for hit in hits] == [0, 0, 28, 28], "states lie in the last words, or at the turn before"
-    assert [hit.placed_len for hit in hits] == [0, 0, 60, 88]
+    hits = [(outcome.prefix_len, hybrid.observe(outcome)) for outcome in outcomes]
+    assert [rows_len for rows_len, _ in hits] == [0, 30, 60, 90]
+    assert [hit.state_tokens for _, hit in hits] == [0, 0, 28, 28], "states are in the last words, or a turn before"
+    assert [hit.placed_tokens for _, hit in hits] == [0, 0, 60, 88]
 
 
 @pytest.mark.parametrize(
-    ("rules", "calls", "loss"),
+    ("config", "rules"),
     [
-        (StateRules(), [(_FIRST, 20), (path(_FIRST, np.full(20, 7), _THIRD[:50]), 1)], Loss.GRID),
-        (StateRules(), [(_FIRST[:800], 150), (path(_FIRST[:800], np.full(150, 7), _THIRD), 1)], Loss.ANSWER),
-        (StateRules(max_states=1), [(_FIRST, 1), (_SECOND, 1), (path(_FIRST, _THIRD), 1)], Loss.EVICTED),
-        (StateRules(), [(_FIRST, 1), (_FIRST, 1)], Loss.GRID),
-        (NO_BUFFER, [(_FIRST, 1), (path(_FIRST[:900], _THIRD), 1)], Loss.FORK),
+        (None, StateRules()),
+        ({"model_type": "llama"}, StateRules()),
+        ({"model_type": "nemotron_h", "chunk_size": 128}, StateRules(mamba_chunk_size=128)),
+        ({"architectures": ["ZayaForCausalLM"]}, StateRules(strategy=Strategy.NO_BUFFER)),
     ],
 )
-def test_why_a_state_is_missing(rules: StateRules, calls: list[tuple[Tokens, int]], loss: Loss) -> None:
-    sessions = [session(f"{at}", [([each.tolist()], [7] * answer)]) for at, (each, answer) in enumerate(calls)]
-    hybrid = Hybrid(rules)
-    *_, hit = (hybrid.observe(outcome) for outcome in simulate([("f", sessions)], IdsEncoder(), config=CONFIG))
-    assert hit.loss is loss
-    assert hit.num_lost == hit.rows_len - hit.state_len > 0
-    assert ("--mamba-radix-cache-strategy extra_buffer" in loss.advice(rules)) == (rules is NO_BUFFER)
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"page_size": 48}, "--page-size=48: one of it and --mamba-chunk-size=64 must divide"),
-        ({"page_size": 2, "strategy": Strategy.NO_BUFFER}, "--page-size=2: must be 1 with no_buffer"),
-        ({"max_states": 0}, "--max-states=0: must be 1 or more"),
-    ],
-)
-def test_what_sglang_refuses_is_refused(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        StateRules(**fields)  # type: ignore[arg-type]
-
-
-def asked(*words: str) -> StateRules | None:
-    """The rules of a command line."""
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser)
-    add_state_arguments(parser)
-    return state_rules_of(parser.parse_args(["log.jsonl", *words]))
-
-
-@pytest.mark.parametrize(
-    ("config", "flags", "rules"),
-    [
-        (None, [], StateRules()),
-        ({"model_type": "llama"}, [], StateRules()),
-        ({"model_type": "nemotron_h", "chunk_size": 128}, [], StateRules(mamba_chunk_size=128)),
-        ({"model_type": "nemotron_h"}, ["--mamba-chunk-size", "64"], StateRules()),
-        ({"architectures": ["ZayaForCausalLM"]}, [], StateRules(strategy=Strategy.NO_BUFFER)),
-        ({"architectures": ["ZayaForCausalLM"]}, ["--mamba-radix-cache-strategy", "extra_buffer"], StateRules()),
-    ],
-)
-def test_what_the_user_leaves_out_is_the_models(
-    config: dict[str, object] | None, flags: list[str], rules: StateRules, tmp_path: Path
+def test_states_are_kept_as_the_models_configuration_says(
+    config: dict[str, object] | None, rules: StateRules, tmp_path: Path
 ) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    assert asked("--hybrid", "--tokenizer", str(tmp_path), *flags) == rules
+    assert state_rules_of(str(tmp_path)) == rules
+    assert state_rules_of(None) == StateRules()
 
 
 @pytest.mark.parametrize(
@@ -227,6 +168,5 @@ def test_what_the_user_leaves_out_is_the_models(
 )
 def test_a_configuration_that_cannot_be_read_is_refused(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    assert asked("--tokenizer", str(tmp_path)) is None
     with pytest.raises(ConfigError, match=said):
-        asked("--hybrid", "--tokenizer", str(tmp_path))
+        state_rules_of(str(tmp_path))

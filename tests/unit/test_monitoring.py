@@ -22,8 +22,8 @@ from pic_bench.pages.reference import METRICS
 FOLDER = board.FILE.parent.parent
 RULES = FOLDER / "rules.yaml"
 DECLARED = {metric.name: metric for metric in METRICS}
-NOT_OURS = {"sglang:time_to_first_token", "sglang:num_queue_reqs", "sglang:pic_route_server_up"}
-"""SGLang's, and the router's."""
+NOT_OURS = {"sglang:time_to_first_token", "sglang:num_queue_reqs"}
+"""SGLang's."""
 
 
 def promtool(*words: str | Path) -> str:

@@ -18,7 +18,7 @@ import msgspec
 
 import sglang_pic
 from pic_bench.pages import board
-from sglang_pic.adapter.features import content_events, pins, state_checkpoints, tenants
+from sglang_pic.adapter.features import pins, state_checkpoints, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.features.hicache import store
 from sglang_pic.adapter.metrics import Metric
@@ -53,7 +53,6 @@ METRICS: Final = (
     *modes.METRICS,
     *pins.METRICS,
     *store.METRICS,
-    *content_events.METRICS,
     *startup_metrics.METRICS,
     *audit_metrics.METRICS,
 )

@@ -22,7 +22,6 @@ from sglang_pic.adapter.doctor.recipes import KINDS, Recipe, load_models, load_r
 from sglang_pic.adapter.doctor.server import Resolved, resolve
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from sglang_pic.adapter.support import Area, Level, find, prefix_only, present
-from sglang_pic.config import PicConfig
 from sglang_pic.errors import UnsupportedError
 
 _CARDS: Final = ("h200", "b200", "h100")
@@ -139,7 +138,7 @@ def _facts(folder: str, flags: list[str], card: str) -> tuple[list[str], dict[st
     for _ in range(2):
         try:
             with resolve(folder, [folder if flag == "DRAFT" else flag for flag in flags], card=card) as resolved:
-                refused = [*refusals_of(resolved, PicConfig())]
+                refused = [*refusals_of(resolved)]
                 if prefix_only(resolved.context):
                     return flags, None
                 if not refused:

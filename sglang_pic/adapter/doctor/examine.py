@@ -79,7 +79,7 @@ def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findi
                     changed += changed_attention(resolved.attention)
                     found += _server(resolved)
                     computed += _computed(resolved)
-                    refused += refusals_of(resolved, config)
+                    refused += refusals_of(resolved)
                     changed += check_features(resolved.context)
                     certificate = _certificate(resolved, config)
     except ContractError as error:
@@ -99,9 +99,9 @@ def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findi
     )
 
 
-def refusals_of(resolved: Resolved, config: PicConfig) -> Iterator[str]:
+def refusals_of(resolved: Resolved) -> Iterator[str]:
     """Every refusal of start-up that does not need the weights, one line each."""
-    yield from refusals(resolved.context, config)
+    yield from refusals(resolved.context)
     if prefix_only(resolved.context) or disaggregation_mode(resolved.context) == "decode":
         return
     try:

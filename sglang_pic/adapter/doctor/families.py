@@ -18,7 +18,6 @@ from sglang_pic.adapter.doctor.examine import refusals_of
 from sglang_pic.adapter.doctor.server import resolve
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from sglang_pic.adapter.support import prefix_only
-from sglang_pic.config import PicConfig
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.page_tables import table
 
@@ -131,7 +130,7 @@ def judge(folder: str, flags: Sequence[str], card: str) -> tuple[str, list[str]]
     """The reason why a server would be prefix only, and the reasons why it would not start."""
     try:
         with resolve(folder, flags, card=card) as resolved:
-            return prefix_only(resolved.context), [*refusals_of(resolved, PicConfig())]
+            return prefix_only(resolved.context), [*refusals_of(resolved)]
     except UnsupportedError as error:
         return "", [str(error)]
 

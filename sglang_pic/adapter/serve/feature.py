@@ -35,7 +35,7 @@ class Feature:
     """One feature of one scheduler rank; every method does nothing by default."""
 
     fault: ClassVar[Fallback]
-    """The reason that counts exceptions in `on_settled`, `on_released`, `on_weights` and `make_room`."""
+    """The reason that counts exceptions in `on_released`, `on_weights` and `make_room`."""
 
     # ---- A request ----
 
@@ -68,9 +68,6 @@ class Feature:
         return False
 
     # ---- The tree ----
-
-    def on_settled(self, tree: PicTree) -> None:
-        """The answers of a batch were sent, and the index has their chunks."""
 
     def on_weights(self, tree: PicTree) -> None:
         """The weights changed, and the index was flushed; the tree may keep its rows as prefixes."""

@@ -17,7 +17,6 @@ from typing import Any
 
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve import headers
-from sglang_pic.adapter.serve.hints import with_hints
 from sglang_pic.adapter.serve.options import parse_options, shown
 from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.errors import ConfigError
@@ -158,7 +157,7 @@ def _validate(manager: Any, obj: Any, input_ids: Sequence[int] | None = None) ->
         return
     with _judging():
         _refuse_empty(obj, input_ids)
-        _check(*(getattr(obj, name, None) for name in ("sampling_params", "extra_key", "kv_hints")))
+        _check(*(getattr(obj, name, None) for name in ("sampling_params", "extra_key")))
     if (judged := _JUDGED.get()) is not None:
         judged.is_admitted = True
 
@@ -173,15 +172,15 @@ def _refuse_empty(obj: Any, input_ids: Sequence[object] | None) -> None:
         raise ConfigError("the prompt has no tokens; send a text or token ids.")
 
 
-def _check(sampling_params: Any, extra_key: object, kv_hints: object = None) -> None:
-    """Check the options, the key and the hints of one prompt.
+def _check(sampling_params: Any, extra_key: object) -> None:
+    """Check the options and the key of one prompt.
 
     Raises:
         ConfigError: it names the bad value.
     """
     if sampling_params and not isinstance(sampling_params, Mapping):
         raise ConfigError(f"sampling_params={shown(sampling_params)}: must be an object for one prompt.")
-    with_hints(parse_options((sampling_params or {}).get("custom_params")), kv_hints)
+    parse_options((sampling_params or {}).get("custom_params"))
     if isinstance(extra_key, str) and KEY_MARK in extra_key:
         raise ConfigError(
             f"extra_key={shown(extra_key)}: must not contain {KEY_MARK!r}, which is reserved for the plugin's own "

@@ -11,7 +11,6 @@ from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key, unmarked
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.hints import with_hints
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.adapter.serve.state import FIRST, Counts, Epoch, RequestState, is_apart, keep_apart
@@ -65,7 +64,7 @@ def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, 
     # The front end has answered bad options and keys with HTTP 400; a request that came another way is not spliced.
     extra_key = unmarked(req.extra_key, req.lora_id)
     try:
-        options = with_hints(parse_options(req.sampling_params.custom_params), req.kv_hints)
+        options = parse_options(req.sampling_params.custom_params)
         if extra_key != req.extra_key:
             raise ConfigError("its extra_key contains a mark reserved for the plugin.")
     except ConfigError as error:

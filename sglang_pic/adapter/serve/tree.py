@@ -208,9 +208,6 @@ class PicRadixCache(UnifiedRadixCache):
         super().flush_pending_backups()
         with self.guarded(Fallback.FAULT_PUBLICATION):
             self.publication.settle()
-        for feature in self.features:
-            with self.guarded(feature.fault):
-                feature.on_settled(self)
 
     def is_outdated(self, req: Req) -> bool:
         """Whether the weights changed since the request was received: it neither donates nor pins."""

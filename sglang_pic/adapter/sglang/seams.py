@@ -29,8 +29,6 @@ class Req(Protocol):
     cache_salt: str | None
     lora_id: str | None
 
-    kv_hints: Any | None  # SGLang's `KvHintsEnvelope`: `actions`, each with a type, a version and a payload
-
     # May name its session.
     session_id: str | None
     routing_key: str | None
@@ -185,7 +183,7 @@ class Tree(Protocol):
     token_to_kv_pool_allocator: Allocator
     page_size: int
     # `collect_path_info`; HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`; windows:
-    # `swa_tombstone_ranges`; content events: `match_full_device_prefix`, `full_evictable_size`, `full_protected_size`
+    # `swa_tombstone_ranges`
     tree_core: Any
     # HiCache's, or None: `ack_load_queue`, `mem_pool_host`, `storage_backend`, `storage_host_pool`, `backup_skip`
     cache_controller: Any
