@@ -184,8 +184,7 @@ bench-core: setup ## time of a plan and memory of the index, beside FastCDC alon
 bench-host: setup ## the host's work for a spliced request, by step
 	$(BIN)/python -m pic_bench.host $(ARGS)
 
-GENERATED := $(addprefix agent_meta?header=,50 250 1000 2000) sysvar compact rerank tool_variants reorder skills \
-  tool_aging subagents random
+GENERATED := $(addprefix agent_meta?header=,50 250 1000 2000) sysvar compact tool_variants reorder random
 .PHONY: bench-recall
 bench-recall: setup ## what the cache recovers of what repeats; TRACES='FILE ...' for recorded sessions of your own
 	$(BIN)/sglang-pic census --upper-bound --preset most $(ARGS) $(or $(TRACES),sample:opendevin $(GENERATED:%='gen:%'))

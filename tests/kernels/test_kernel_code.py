@@ -24,7 +24,7 @@ CASES = [(model, (SHAPES | PARTIAL)[model], dtype) for model, dtypes in DTYPES.i
 
 
 def measure(shape: Shape, dtype: torch.dtype) -> MachineCode:
-    """The code of a shape, compiled as a launch would; skips where Triton's compiler or its disassembler is not here."""
+    """The code of a shape, compiled as a launch would; skips where Triton cannot compile or disassemble it."""
     copied_bytes = 0 if shape.latent else shape.heads * shape.dim * dtype.itemsize
     try:
         from pic_kernels import triton_splice
@@ -43,7 +43,9 @@ def _compiled() -> None:
     load_kernels(interpreted=False)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [case[1:] for case in CASES], ids=[f"{case[0]}-{case[2]}" for case in CASES])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [case[1:] for case in CASES], ids=[f"{case[0]}-{case[2]}" for case in CASES]
+)
 def test_rows_move_in_16_bytes_and_nothing_leaves_registers(shape: Shape, dtype: torch.dtype) -> None:
     code = measure(shape, dtype)
     assert set(code.row_loads) == set(code.row_stores) == {16}
