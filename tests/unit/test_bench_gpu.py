@@ -238,13 +238,13 @@ def test_wrong_rows_are_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: Captu
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "bench" / "results" / "README.md"
-BARE = [item.name for item in ITEMS if not item.need]
-# Imported before anything else in every Python process of the run: only these packages are installed.
+BARE = [item.name for item in ITEMS if not item.servers]
+# Imported before anything else in every Python process of the run: of all packages only these are installed.
 BARE_MACHINE = """
 import sys
 from importlib.machinery import PathFinder
 
-OURS = {"pic_kernels", "pic_traces", "sglang_pic"}
+OURS = {"pic_kernels", "pic_traces", "sglang_pic", "msgspec", "xxhash", "fastcdc"}
 TORCH = {"torch", "torchgen", "functorch", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "filelock"}
 
 class Bare(PathFinder):
@@ -270,12 +270,11 @@ def test_a_bare_machine_runs_all_that_needs_no_sglang(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     records = read_records(out)
     assert {name: record.status for name, record in records.items()} == {
-        item.name: "left out" if item.need else "ok" for item in ITEMS
+        item.name: "left out" if item.servers else "ok" for item in ITEMS
     }
     for name in BARE:
         record = records[name]
         assert record.is_dry
-        assert record.stand_ins == ["msgspec", "xxhash", "fastcdc"]
         assert record.environment.commit == "c0ffee"
         assert record.environment.compiled_loops is False, "numba is not among the packages"
         assert record.environment.command.endswith(f"--commit c0ffee --one {name}")
@@ -311,7 +310,7 @@ def test_an_item_has_time_for_the_servers_that_it_starts(tmp_path: Path) -> None
     cold = [480, 480 + 900, 480 + 900, 480 + 3 * 900, 480 + 3 * 900]
     assert limits() == cold
     for status, is_dry in (("failed", False), ("ok", True), ("ok", False)):
-        ran = {"item": "warm", "status": status, "is_dry": is_dry, "wall_s": 1.0, "stand_ins": []}
+        ran = {"item": "warm", "status": status, "is_dry": is_dry, "wall_s": 1.0}
         write_json(tmp_path / file_name("warm"), Record(**ran, environment=capture_environment(), found=Found()))
         is_warm = status == "ok" and not is_dry
         assert limits() == ([480, 480 + 900, 480 + 240, 480 + 3 * 240, 480 + 3 * 900] if is_warm else cold)
@@ -352,7 +351,6 @@ def test_what_an_item_raises_is_its_record(tmp_path: Path, monkeypatch: pytest.M
     assert day.main(["--one", "energy", "--dry-run", "--out", str(tmp_path)]) == 1
     record = read_records(tmp_path)["energy"]
     assert (record.status, record.found.failures) == ("failed", ["ZeroDivisionError: division by zero"])
-    assert record.stand_ins == [], "nothing is replaced where the packages are"
     assert record.environment.compiled_loops is True
 
 
@@ -379,7 +377,7 @@ def test_the_page_lists_every_figure_beside_its_command() -> None:
 def test_a_record_of_a_card_fills_its_figures_and_a_dry_run_none(tmp_path: Path) -> None:
     for is_dry in (True, False):
         found = Found(figures={"run_3000": 5.5, "run_6000": 9.0})
-        ran = {"item": "runs", "status": "ok", "is_dry": is_dry, "wall_s": 1.0, "stand_ins": []}
+        ran = {"item": "runs", "status": "ok", "is_dry": is_dry, "wall_s": 1.0}
         record = Record(**ran, environment=capture_environment(), found=found)
         write_json(tmp_path / file_name("runs"), record)
         table = markdown_table(figure_table(read_records(tmp_path)))
