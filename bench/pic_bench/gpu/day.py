@@ -196,7 +196,7 @@ def _work(args: argparse.Namespace) -> int:
         # Servers are stopped on the way out.
         with interrupt_on_sigterm():
             run = getattr(import_module(f"pic_bench.gpu.{module}"), function)
-            work = Work(args.dry_run, args.out, *_limits_s(item, args), args.model)
+            work = Work(args.dry_run, args.out, _limits_s(item, args)[1], args.model)
             found: Found = run(work)
     except Exception as error:
         # Compilers and drivers raise anything.

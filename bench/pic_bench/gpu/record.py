@@ -111,10 +111,8 @@ class Work(NamedTuple):
     is_dry: bool
     folder: Path
     """For logs, models and whatever else it writes."""
-    limit_s: float
-    """Seconds that it may take; past them it is stopped."""
     start_s: float = COLD_START_S
-    """Seconds of them that the start of a server may take."""
+    """Seconds that the start of a server may take."""
     model: str | None = None
     """A model folder for the 8B items, in place of dummy weights."""
 
