@@ -184,8 +184,7 @@ bench-core: setup ## time of a plan and memory of the index, beside FastCDC alon
 bench-host: setup ## the host's work for a spliced request, by step
 	$(BIN)/python -m pic_bench.host $(ARGS)
 
-GENERATED := $(addprefix agent_meta?header=,50 250 1000 2000) sysvar compact rerank tool_variants reorder skills \
-  tool_aging subagents random
+GENERATED := $(addprefix agent_meta?header=,50 250 1000 2000) sysvar compact tool_variants reorder random
 .PHONY: bench-recall
 bench-recall: setup ## what the cache recovers of what repeats; TRACES='FILE ...' for recorded sessions of your own
 	$(BIN)/sglang-pic census --upper-bound --preset most $(ARGS) $(or $(TRACES),sample:opendevin $(GENERATED:%='gen:%'))
@@ -194,18 +193,10 @@ bench-recall: setup ## what the cache recovers of what repeats; TRACES='FILE ...
 bench-kernels: setup ## the splice of KV rows against a plain copy of the same bytes
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pic_bench.gpu.kernels $(ARGS)
 
-.PHONY: bench-kernel-code
-bench-kernel-code: setup ## what Triton compiles for a GPU that need not be here: accesses, registers, spills
-	$(BIN)/python -m pic_bench.kernel_code $(ARGS)
-
 # NOTE: needs no setup, for a GPU machine has a torch of its own: PYTHON, or .venv's, or the one on PATH.
 .PHONY: gpu
 gpu: ## everything to check and measure on a GPU, in order; PYTHON=python3 for the Python that has torch, ARGS=--dry-run for a CPU
 	env PYTHONPATH=.:kernels:traces:bench $(or $(PYTHON),$(if $(wildcard $(BIN)/python),$(BIN)/python,python3)) -m pic_bench.gpu $(ARGS)
-
-.PHONY: bench-overhead
-bench-overhead: setup $(MODEL_DIR)/config.json ## nothing to reuse: stock and patched servers side by side
-	$(BIN)/python -m pic_bench.idle_overhead --model $(MODEL_DIR) $(ARGS)
 
 .PHONY: bench-fidelity
 bench-fidelity: setup ## how far spliced answers are from a full prefill, in runs/fidelity, going on where it stopped; ARGS='--quick' for a look

@@ -13,13 +13,8 @@ from pic_generate.compact import Compact
 from pic_generate.options import Options, parse_options
 from pic_generate.random_text import RandomText
 from pic_generate.reorder import Reorder
-from pic_generate.repoagent import RepoAgent
-from pic_generate.rerank import Rerank
-from pic_generate.skills import Skills
 from pic_generate.studio import Studio
-from pic_generate.subagents import Subagents
 from pic_generate.sysvar import SysVar
-from pic_generate.tool_aging import ToolAging
 from pic_generate.tool_variants import ToolVariants
 
 
@@ -34,16 +29,11 @@ WORKLOADS = {
     "agent_meta": Workload("a header that changes with every call, before a body that never does", AgentMeta),
     "sysvar": Workload("a clock, statistics or a model name late in a long system prompt", SysVar),
     "compact": Workload("a summary takes the place of old history, the recent tail stays", Compact),
-    "rerank": Workload("the last few of many retrieved documents change places", Rerank),
     "tool_variants": Workload("a tool list in a few versions: a wording, a tool more or less", ToolVariants),
     "reorder": Workload("long documents, or tools, in another order in every call", Reorder),
-    "skills": Workload("skills of a library pasted into conversations at varying places", Skills),
-    "tool_aging": Workload("old tool results are replaced by a stub, call after call", ToolAging),
-    "subagents": Workload("code and findings pasted into the prompts of subagents, and back", Subagents),
-    "repoagent": Workload("code of a repository in the prompts of its functions, callers and callees", RepoAgent),
     "random": Workload("nothing to reuse: what the feature costs", RandomText),
 }
-"""Every generator by the name in `gen:NAME`; Irminsul's five, those of other agents, and the control."""
+"""Every generator by the name in `gen:NAME`: four of Irminsul's, documents in other orders, and the control."""
 
 
 def generate(spec: str) -> Iterator[Session]:

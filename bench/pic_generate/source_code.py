@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from pic_generate.vocabulary import WORDS, CountTokens, approximate_tokens, make_text
 
@@ -30,20 +29,6 @@ def make_code(rng: random.Random, num_tokens: int, count_tokens: CountTokens | N
     return "\n".join(lines).strip("\n")
 
 
-def make_function(
-    rng: random.Random, name: str, called: Sequence[str], num_tokens: int, count_tokens: CountTokens | None = None
-) -> str:
-    """A function of that name that calls the others named, `num_tokens` tokens long within a block of its lines."""
-    count = count_tokens or approximate_tokens
-    first, second, result = make_name(rng), make_name(rng), make_name(rng)
-    lines = _head(rng, name, first, second, result)
-    lines += [f"    {result} = {other}({result}, {second})" for other in called]
-    end = f"    return {result}"
-    while count("\n".join([*lines, end])) < num_tokens:
-        lines += _block(rng, first, second, result)
-    return "\n".join([*lines, end])
-
-
 def make_name(rng: random.Random) -> str:
     """A name of two words, as functions and variables have."""
     return f"{rng.choice(WORDS)}_{rng.choice(WORDS)}"
@@ -61,16 +46,12 @@ def _imports(rng: random.Random) -> list[str]:
 
 def _function(rng: random.Random) -> list[str]:
     first, second, result = make_name(rng), make_name(rng), make_name(rng)
-    lines = ["", "", *_head(rng, make_name(rng), first, second, result)]
+    lines = ["", "", f"def {make_name(rng)}({first}, {second}={rng.randint(0, 99)}):"]
+    lines += [f'    """{_sentence(rng, 6, 14)}"""', f"    {result} = {make_name(rng)}({first})"]
     for _ in range(rng.randint(1, 3)):
         lines += _block(rng, first, second, result)
     lines.append(f"    return {result}")
     return lines
-
-
-def _head(rng: random.Random, name: str, first: str, second: str, result: str) -> list[str]:
-    lines = [f"def {name}({first}, {second}={rng.randint(0, 99)}):", f'    """{_sentence(rng, 6, 14)}"""']
-    return [*lines, f"    {result} = {make_name(rng)}({first})"]
 
 
 def _block(rng: random.Random, first: str, second: str, result: str) -> list[str]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pic_traces.session import CallSpec, JsonValue, Message, Session, spans_of
 
-from pic_generate.source_code import make_code, make_function, make_name, make_path
 from pic_generate.tool_schemas import make_tool, tool_call, tool_result
 from pic_generate.vocabulary import WORDS, CountTokens, load_token_counter, make_text
 
@@ -25,22 +24,6 @@ class Writer:
     def prose(self, num_tokens: int) -> str:
         """Sentences of `num_tokens` tokens."""
         return make_text(self.rng, num_tokens, self.count_tokens)
-
-    def code(self, num_tokens: int) -> str:
-        """Program text of `num_tokens` tokens, within a line."""
-        return make_code(self.rng, num_tokens, self.count_tokens)
-
-    def name(self) -> str:
-        """A name as functions have."""
-        return make_name(self.rng)
-
-    def function(self, name: str, called: Sequence[str], num_tokens: int) -> str:
-        """A function that calls the others named, `num_tokens` tokens long within a block of its lines."""
-        return make_function(self.rng, name, called, num_tokens, self.count_tokens)
-
-    def path(self) -> str:
-        """The path of a source file."""
-        return make_path(self.rng)
 
     def document(self, num_tokens: int) -> str:
         """A title line and prose, `num_tokens` tokens together."""
@@ -61,10 +44,6 @@ class Writer:
         """An assistant's message of `thought` tokens with one tool call, and the tool's result."""
         call_id = f"call_{self.rng.randbytes(12).hex()}"
         return tool_call(call_id, name, arguments, self.prose(thought)), tool_result(call_id, result)
-
-    def read_file(self, num_tokens: int, thought: int) -> tuple[Message, Message]:
-        """A call of `read_file` and the code it gave back."""
-        return self.tool_exchange("read_file", {"path": self.path()}, self.code(num_tokens), thought)
 
 
 class Draft(Writer):

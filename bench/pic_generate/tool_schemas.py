@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from pic_traces.session import JsonValue, Message
 
 from pic_generate.source_code import make_name
-from pic_generate.vocabulary import DATA, WORDS, CountTokens, approximate_tokens, make_text
-
-CODING_TOOLS: list[JsonValue]
-START_AGENT: JsonValue
-LOAD_SKILL: JsonValue
-*CODING_TOOLS, START_AGENT, LOAD_SKILL = json.loads((DATA / "tools.json").read_text("utf8"))
-"""What a coding agent can do; how an agent starts another one; how an agent asks for the instructions of a skill."""
+from pic_generate.vocabulary import WORDS, CountTokens, approximate_tokens, make_text
 
 
 def make_tool(rng: random.Random, num_tokens: int, count_tokens: CountTokens | None = None) -> JsonValue:

@@ -28,7 +28,7 @@ from triton import knobs
 IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)
 """Whether `TRITON_INTERPRET=1` was set when this module was imported: kernels run on CPU tensors, in numpy."""
 
-# Chosen by the code that sm_90 gets (python -m pic_bench.kernel_code), not yet by time on a device: eight loads of
+# Chosen by the code that sm_90 gets (tests/kernels/test_kernel_code.py), not yet by time on a device: eight loads of
 # 16 bytes in flight per thread, registers for at least 768 threads a multiprocessor, no spills.
 LAYER_BLOCK: Final = 4
 """Layers per program."""

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, Model]:
-    work = Work(is_dry=False, folder=tmp_path, limit_s=1.0)
+    work = Work(is_dry=False, folder=tmp_path)
     return {name: dummy_model(work, name) for name in ("Llama-3.1-8B", "DeepSeek-V2-Lite")}
 
 
@@ -62,7 +62,7 @@ def test_configurations_are_read_by_transformers(models: dict[str, Model]) -> No
 def test_gpt_oss_has_windows_in_every_second_layer_and_its_own_dimensions(tmp_path: Path) -> None:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(windows_model(Work(is_dry=False, folder=tmp_path, limit_s=1.0)).folder)
+    config = AutoConfig.from_pretrained(windows_model(Work(is_dry=False, folder=tmp_path)).folder)
     assert config.layer_types == ["sliding_attention", "full_attention"] * 4
     assert (config.hidden_size, config.head_dim, config.num_local_experts, config.sliding_window) == (2880, 64, 32, 128)
     assert config.rope_parameters["original_max_position_embeddings"] == 4_096
@@ -85,7 +85,7 @@ def test_both_arms_of_a_dummy_model_have_the_same_weights(
 
 
 def test_a_model_of_ones_own_keeps_its_weights(tmp_path: Path) -> None:
-    model = dummy_model(Work(is_dry=False, folder=tmp_path, limit_s=1.0, model="/mine"), "Llama-3.1-8B")
+    model = dummy_model(Work(is_dry=False, folder=tmp_path, model="/mine"), "Llama-3.1-8B")
     assert (model.folder, model.flags, model.is_dummy) == (Path("/mine"), (), False)
     assert make_arm("pic", model).env[PROBE_VARIABLE] is None
 

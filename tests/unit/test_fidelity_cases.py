@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from fidelity_records import Asked, StandIn, recorded
 from pic_bench.fidelity import arms as fidelity_arms
-from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm, parse_policy, place_sessions
+from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm, parse_policy
 from pic_bench.fidelity.cases import edits
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, place_blocks
 from pic_bench.fidelity.cases.edits import DISTANCES, Template, edit_job, edit_jobs, templates
@@ -241,20 +241,6 @@ def test_policies_are_read_and_refused() -> None:
     for wrong in ("", "full", "stale", "a b", "x=seam", "x=seam:-1", "x=width:3", "x=unseen:101", "x=edit:none"):
         with pytest.raises(ConfigError, match="--policy"):
             parse_policy(wrong)
-
-
-def test_orders_of_sessions() -> None:
-    sessions = [4, 1, 1, 9, 0, 5]
-    in_order = {
-        order: sorted(set(sessions), key=place_sessions(sessions, order).__getitem__)
-        for order in ("recorded", "reversed", "shuffled-1", "shuffled-2")
-    }
-    assert in_order["recorded"] == [0, 1, 4, 5, 9] == in_order["reversed"][::-1]
-    assert len({tuple(order) for order in in_order.values()}) == len(in_order)
-    assert in_order["shuffled-1"] == [1, 5, 9, 4, 0]  # the same in every run, whatever its seed
-    for wrong in ("", "shuffled", "shuffled-0", "shuffled-10000", "Recorded", "../x"):
-        with pytest.raises(ConfigError, match="--order"):
-            place_sessions(sessions, wrong)
 
 
 EVERY = list(chain(*map(templates, TemplateSet)))

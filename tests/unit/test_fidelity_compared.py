@@ -21,7 +21,7 @@ from pic_bench.fidelity.measure import Reference, compare
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import Cell, Thresholds
 from pic_bench.fidelity.tables import cell_table
-from pic_bench.report.stats import Statistic, bootstrap, mcnemar
+from pic_bench.report.stats import bootstrap, mcnemar
 from pic_bench.tune.bounds import MAX_SESSIONS, bounds, is_below, log_capital, num_needed
 
 
@@ -93,23 +93,21 @@ DRAWS = np.array(list(itertools.product(range(5), repeat=5)))
 """Every one of the 3,125 equally likely resamples of five things."""
 
 
-@pytest.mark.parametrize("statistic", list(Statistic))
 @pytest.mark.parametrize("most", [1, 3], ids=lambda most: f"up to {most} values a unit")
-def test_intervals_are_those_of_all_draws_of_units(statistic: Statistic, most: int) -> None:
+def test_intervals_are_those_of_all_draws_of_units(most: int) -> None:
     """The bounds over all 3,125 draws of five units, each with all that it holds."""
     rng = random.Random(5)
     units = [unit for unit in range(5) for _ in range(1 + unit % most)]
     values = [unit + rng.random() for unit in units]
     of_unit = [[value for value, unit in zip(values, units, strict=True) if unit == number] for number in range(5)]
-    of = np.mean if statistic is Statistic.MEAN else np.median
-    estimate = bootstrap(values, units, statistic=statistic)
-    assert (estimate.value, estimate.n) == (pytest.approx(float(of(values))), len(units))
-    resampled = [of([value for i in draw for value in of_unit[i]]) for draw in DRAWS]
+    estimate = bootstrap(values, units)
+    assert (estimate.value, estimate.n) == (pytest.approx(float(np.mean(values))), len(units))
+    resampled = [np.mean([value for i in draw for value in of_unit[i]]) for draw in DRAWS]
     low, high = np.percentile(resampled, [2.5, 97.5])
     # 2,000 drawn resamples give bounds within a tenth of the width over all.
     assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=(high - low) / 10)
     if most == 1:
-        alone = bootstrap(values, statistic=statistic)
+        alone = bootstrap(values)
         assert (alone.low, alone.value, alone.high) == pytest.approx((estimate.low, estimate.value, estimate.high))
 
 

@@ -49,7 +49,6 @@ def test_edits_have_the_policies_that_are_named_and_sources_equally_many_questio
     ("line", "named"),
     [
         ("--questions 0", "questions"),
-        ("--order sorted", "--order 'sorted'"),
         ("--policy exact", "policy"),
         ("--policy default --experiment qa", "--experiment trace"),
     ],
@@ -246,15 +245,14 @@ def serve(tmp_path: Path, text: ModelText) -> Serve:
 
 @pytest.fixture
 def trace() -> Passes:
-    """A trace of six calls, of which the three longer ones are measured, under two policies in two orders."""
+    """A trace of six calls, of which the three longer ones are measured, under two policies."""
     calls = []
     for n in range(6):
         prompt, answer = list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))
         case = Case(experiment=Experiment.TRACE, name=f"{n:03}-000", source="s", prompt=prompt, gold=answer[:32])
         calls.append(Call(n, case, answer))
     first, more = parse_policy("default"), parse_policy("more=tail:0")
-    orders = ("recorded", "reversed")
-    return Passes(source="s", calls=calls, arms=(EXACT, more), orders=orders, finder=first, min_chunk_hit=64)
+    return Passes(source="s", calls=calls, arms=(EXACT, more), finder=first, min_chunk_hit=64)
 
 
 def arms_of(probes: Iterable[Probe]) -> list[tuple[str, str]]:
@@ -269,13 +267,12 @@ def test_a_full_prefill_that_was_served_cached_tokens_is_refused(serve: Serve, t
 def test_every_pass_over_a_trace_fills_the_cache_alike(serve: Serve, trace: Passes) -> None:
     server = Cache()
     probes = serve(trace, server)
-    assert len({*arms_of(probes)}) == len(probes) == 2 * 3 * 5
+    assert len({*arms_of(probes)}) == len(probes) == 3 * 5
     alone = {key for one in server.passes for key, *_ in one if key != "pass"}
     assert len(alone) == 2 * 3, "a full prefill, once and again, meets nobody's rows"
     passes = [[tokens for key, _, tokens in one if key == "pass"] for one in server.passes[1:]]
-    found, exact, more = passes[::2]
+    found, exact, more = passes
     assert found == exact == more
-    assert passes[1::2] == [passes[1]] * 3 != passes[::2]
 
 
 def test_a_trace_goes_on_without_what_an_earlier_run_kept(tmp_path: Path, serve: Serve, trace: Passes) -> None:

@@ -92,7 +92,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Answers]:
 
 def run(item: Item, folder: Path) -> Found:
     module, _, function = item.work.partition(":")
-    work = Work(is_dry=False, folder=folder, limit_s=100.0)
+    work = Work(is_dry=False, folder=folder)
     found: Found = getattr(import_module(f"pic_bench.gpu.{module}"), function)(work)
     return found
 
@@ -152,7 +152,7 @@ def test_a_fault_counts_once_the_server_is_healthy(started: list[Answers], tmp_p
     """The log has a traceback of the start already."""
     model = servers.Model(tmp_path, (), 1_000)
     arm = servers.make_arm("pic", model)
-    work = Work(is_dry=True, folder=tmp_path, limit_s=1.0)
+    work = Work(is_dry=True, folder=tmp_path)
 
     def serve(name: str, said: str) -> None:
         with servers.sound(work, name, model, arm):

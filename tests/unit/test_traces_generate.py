@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pic_generate import WORKLOADS, Option, Options, list_options
+from pic_generate.source_code import make_code
+from pic_generate.vocabulary import load_token_counter
 from pic_traces import Call, load
 from pic_traces.errors import TraceError
 
@@ -22,13 +25,8 @@ SMALL = {
     "agent_meta": "header=60&body=200&calls=4&sessions=2",
     "sysvar": "before=300&after=100&calls=4&sessions=2",
     "compact": "system=100&every=5&keep=2&calls=12&sessions=2",
-    "rerank": "documents=5&document=80&calls=4&sessions=2",
     "tool_variants": "tools=6&tool=60&system=50&calls=8&sessions=2",
     "reorder": "count=4&length=100&calls=4&sessions=2",
-    "skills": "library=5&skill=100&calls=5&sessions=3",
-    "tool_aging": "after=3&result=80&calls=9&sessions=2",
-    "subagents": "code=80&sessions=2",
-    "repoagent": "instruction=30&form=30&code=40&calls=9&sessions=2",
     "random": "prompt=100&sessions=3&calls=2",
 }
 """Every workload, as small as its shape allows."""
@@ -36,8 +34,6 @@ SMALL = {
 OTHER_MODES = [
     "gen:tool_variants?history=kept&place=start&tools=6&tool=60&calls=8&sessions=2",
     "gen:reorder?items=tools&order=rotated&count=4&length=100&sessions=2",
-    "gen:skills?via=tool&library=5&skill=100&calls=6&sessions=3",
-    "gen:tool_aging?batch=3&after=3&result=80&calls=12&sessions=2",
 ]
 SPECS = [*(f"gen:{name}?{query}" for name, query in SMALL.items()), *OTHER_MODES]
 
@@ -73,9 +69,6 @@ TEXTS = {
     "sysvar?variable=statistics&sessions=1": "00312e7b0058a545",
     "sysvar?variable=model&sessions=1": "fd521fae7b5b4eb6",
     "compact?every=6&keep=2&calls=20&sessions=1&summary=100&turn=30&answer=50": "743f267cd8bb3a91",
-    "rerank?documents=10&document=100&permuted=3&place=start&calls=6&sessions=2": "2499d91d40420a4b",
-    "rerank?documents=10&document=100&permuted=3&place=middle&calls=6&sessions=2": "3e658994b7f1d62a",
-    "rerank?documents=10&document=100&permuted=3&place=end&calls=6&sessions=2": "16f884c322c997b2",
     "tool_variants?tools=8&tool=120&variants=3&change=wording&place=start&sessions=1": "1a0df8e4bbb5ce05",
     "tool_variants?tools=8&tool=120&variants=3&change=wording&place=end&sessions=1": "51f0222ff63886a0",
     "tool_variants?tools=8&tool=120&variants=3&change=added&place=start&sessions=1": "3eab6295450437e6",
@@ -87,14 +80,6 @@ TEXTS = {
     "reorder?count=4&calls=4&sessions=3&order=rotated": "f1ad9418ff275fd5",
     "reorder?items=tools&count=5&length=150&calls=6&sessions=1": "962aa6b74a331f21",
     "reorder?count=2&length=60&calls=6&sessions=1": "89533f8ad1e6497e",
-    "skills?library=4&skill=300&pasted=2&via=user&turn=40&calls=6&sessions=8": "0ddcfb4d6526b1ae",
-    "skills?library=4&skill=300&pasted=2&via=tool&turn=40&calls=6&sessions=8": "ada5f37d499d73f9",
-    "tool_aging?after=1&batch=1&result=200&calls=16&sessions=1": "91348c595e8d8b30",
-    "tool_aging?after=4&batch=1&result=200&calls=16&sessions=1": "15e7c589635848e9",
-    "tool_aging?after=4&batch=3&result=200&calls=16&sessions=1": "4cf3021e3892b02c",
-    "subagents?subagents=3&steps=3&pasted=2&code=200&findings=90&calls=10&sessions=1": "4df117522ee40e1c",
-    "repoagent?calls=12&sessions=2": "fbf84199967c7186",
-    "repoagent?related=0&instruction=60&form=40&code=80&answer=30&calls=6&sessions=1": "fa8eb2150377d247",
     "random": "c2bfb0e3ea0fe811",
 }
 """Every choice of every workload, and a digest of its calls."""
@@ -113,24 +98,6 @@ def test_the_seed_and_a_tokenizer_decide(spec: str, tokenizer_folder: Path) -> N
     first, again = ([digest(list(load(spec + option))) for option in options] for _ in range(2))
     assert first == again
     assert len({*first, digest(list(load(spec)))}) == 4
-
-
-def test_code_of_a_repository_stands_in_the_prompts_of_callers_and_callees() -> None:
-    prompts = system_parts("gen:repoagent?sessions=1")
-    assert len({(parts[0], parts[-1]) for parts in prompts}) == 1, "the instruction and the form never change"
-    assert len({parts[1].replace(" *", "") for parts in prompts}) == 1, "nor does the tree, but for its mark"
-    assert all(parts[1].count(" *") == 1 for parts in prompts)
-    own, shown = [parts[2].partition("Code:\n")[2] for parts in prompts], [parts[3:-1] for parts in prompts]
-    names = [code.removeprefix("def ").partition("(")[0] for code in own]
-    assert all(f"  {name} *" in parts[1] for name, parts in zip(names, prompts, strict=True))
-    number = dict(zip(names, range(len(names)), strict=True))
-    relations = 0
-    for caller, code in enumerate(own):
-        for called in {number[name] for name in names[:caller] if f" = {name}(" in code}:
-            assert any(part.startswith("It calls") and part.endswith(own[called]) for part in shown[caller])
-            relations += any(part.startswith("It is called by") and part.endswith(code) for part in shown[called])
-    assert relations > len(own) / 2
-    assert not any(part for parts in system_parts("gen:repoagent?related=0&sessions=1") for part in parts[3:-1])
 
 
 def system_parts(spec: str) -> list[tuple[str, ...]]:
@@ -170,9 +137,8 @@ def test_a_tokenizer_makes_lengths_exact(size: int, seed: int, tokenizer_folder:
 
 def test_code_and_tools_follow_a_tokenizer(tokenizer_folder: Path) -> None:
     """A tool to a word, code to a line."""
-    for call in all_calls(f"gen:tool_aging?result=300&calls=8&sessions=1&tokenizer={tokenizer_folder}"):
-        results = [str(message["content"]) for message in call.messages if message["role"] == "tool"]
-        assert all(285 <= num_pieces(text) <= 300 or num_pieces(text) < 30 for text in results)
+    codes = [make_code(random.Random(seed), 300, load_token_counter(str(tokenizer_folder))) for seed in range(8)]
+    assert all(285 <= num_pieces(code) <= 300 for code in codes)
     for tools in tool_lists(f"gen:reorder?items=tools&length=90&sessions=2&tokenizer={tokenizer_folder}"):
         assert all(89 <= num_pieces(tool) <= 91 for tool in tools)
 
@@ -193,8 +159,6 @@ def test_code_and_tools_follow_a_tokenizer(tokenizer_folder: Path) -> None:
         ),
         ("gen:compact?every=40", "every=40: must be less than calls=40, or nothing is compacted"),
         ("gen:compact?every=9&keep=8", "keep=8: must be 7 or less with every=9"),
-        ("gen:skills?pasted=9", "pasted=9: must be library=12 and calls=8 or less"),
-        ("gen:tool_aging?after=24", r"after=24: after \+ batch must be less than calls=24"),
     ],
 )
 def test_bad_specs(spec: str, message: str) -> None:

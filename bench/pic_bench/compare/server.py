@@ -132,12 +132,6 @@ class Server:
         assert self._process is not None, "the server was not started"
         return self._process.pid
 
-    def cpu_s(self) -> float:
-        """Processor time of the server's processes so far, in seconds."""
-        root = psutil.Process(self.pid)
-        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
-        return sum(time.user + time.system for time in times)
-
     def __enter__(self) -> Server:
         try:
             self._start()

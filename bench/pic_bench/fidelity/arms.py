@@ -1,10 +1,9 @@
-"""How a prompt is served: the arms of every experiment, and the policies and session orders of TRACE."""
+"""How a prompt is served: the arms of every experiment, and the policies of TRACE."""
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -65,9 +64,6 @@ EDIT_ARMS = tuple(
     Arm(name=edit, donors=Donors.EDITED, overrides={"edit": edit}) for edit in ("in_place", "notes", "recompile")
 )
 
-RECORDED = "recorded"
-REVERSED = "reversed"
-
 DEFAULT_POLICIES = (
     "default",
     "most-reuse=seam:1,min_spliced:8,tail:0",
@@ -80,7 +76,6 @@ DEFAULT_POLICIES = (
 )
 """The first one says which calls are measured."""
 
-_SHUFFLED = re.compile(r"shuffled-[1-9][0-9]{0,3}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTINGS = settings_of(ReusePolicy)
 _SHORT = {declared.short_name: name for name, declared in _SETTINGS.items()}
@@ -118,20 +113,3 @@ def parse_policy(text: str) -> Arm:
     except msgspec.ValidationError as error:
         raise ConfigError(f"--policy {text!r}: {error}") from error
     return Arm(name=name, donors=Donors.TRACE, overrides={setting: getattr(policy, setting) for setting in values})
-
-
-def place_sessions(sessions: Iterable[int], order: str) -> dict[int, int]:
-    """Every session's place in an order: `recorded`, `reversed`, or `shuffled-N`, one seeded order for each N.
-
-    What repeats is spliced from whoever came first, so that each order has donors of its own. The same sessions have
-    the same places in every run.
-
-    Raises:
-        ConfigError: naming the order and what is allowed.
-    """
-    if order not in (RECORDED, REVERSED) and not _SHUFFLED.fullmatch(order):
-        raise ConfigError(f"--order {order!r}: must be {RECORDED}, {REVERSED}, or shuffled-N with N from 1 to 9999.")
-    ordered = sorted(set(sessions), reverse=order == REVERSED)
-    if _SHUFFLED.fullmatch(order):
-        random.Random(order).shuffle(ordered)
-    return {session: place for place, session in enumerate(ordered)}

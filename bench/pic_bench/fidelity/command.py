@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
+from pic_bench.fidelity.arms import DEFAULT_POLICIES, parse_policy
 from pic_bench.fidelity.config import QUICK_SIZES, Config, Sizes
 from pic_bench.fidelity.record import Experiment, TemplateSet
 from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
@@ -91,7 +91,6 @@ def _config(args: argparse.Namespace) -> Config:
         dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
         sizes=msgspec.structs.replace(sizes, **{name: value for name, value in asked.items() if value is not None}),
         policies=policies,
-        orders=tuple(dict.fromkeys(args.order or [RECORDED])),
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
         edit_set=TemplateSet(args.set),

@@ -12,7 +12,6 @@ from typing import Annotated
 import msgspec
 from pic_replay.packed import is_written, packed
 
-from pic_bench.fidelity.arms import RECORDED, place_sessions
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, TemplateSet, read_lines, whole_lines
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, claim_or_continue, read_json
 from sglang_pic.core.settings import Range, check
@@ -48,8 +47,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sizes: Sizes
     policies: tuple[str, ...]
     """Of TRACE and TASKS, as on the command line; of EDITS, beside its own."""
-    orders: tuple[str, ...] = (RECORDED,)
-    """Of TRACE's sessions."""
     min_chunk_hit: int
     """TRACE measures calls with so many chunk-hit tokens under the first policy."""
     pool_tokens: int | None
@@ -63,10 +60,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """Of the server, as its flags say."""
         words = list(self.server_args)
         return int(words[words.index("--page-size") + 1]) if "--page-size" in words else 1
-
-    def __post_init__(self) -> None:
-        for order in self.orders:
-            place_sessions((), order)
 
 
 QUICK_SIZES = Sizes(questions=4, calls=12, edits=16)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from pic_traces.encode import Encoder, load_encoder
 from pic_traces.session import Session
 from pic_traces.source import limit, load
 
-from pic_bench.fidelity.arms import FULL, RECORDED, RETEST, Arm, place_sessions
+from pic_bench.fidelity.arms import FULL, RETEST, Arm
 from pic_bench.fidelity.cases.case import Case, Ids
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.measure import Reference, Step, compare
@@ -30,7 +30,7 @@ from sglang_pic.output import write_whole
 GOLD_TOKENS = 32
 MAX_ANSWER_TOKENS = 512
 _ROOM = 72  # what is generated behind a prompt
-RETEST_CALLS = 4  # of each order: a full prefill each, which soon shows what computing again changes
+RETEST_CALLS = 4  # a full prefill each, which soon shows what computing again changes
 _CACHE = "pass"  # the namespace of a pass: each begins with a flush, so one serves them all
 
 
@@ -84,14 +84,13 @@ def call_name(session: int, call: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """What is served in passes: calls, in which orders, and under which arms."""
+    """What is served in passes: calls, and under which arms."""
 
     source: str
     calls: Sequence[Call]
     """In recorded order, those of a session one after the other."""
     arms: Sequence[Arm]
     """Each has a pass of its own; the most telling one first, for a run that is broken off."""
-    orders: Sequence[str] = (RECORDED,)
     finder: Arm | None = None
     """Served before all others: the policy that says which calls are measured. None measures all."""
     min_chunk_hit: int = 0
@@ -104,7 +103,7 @@ class Passes:
     @property
     def cost(self) -> int:
         """Prompt tokens of all passes; the full prefills of all calls are one, as is the pass of a finder."""
-        return len(self.orders) * (1 + len(self.arms)) * sum(len(call.case.prompt) for call in self.calls)
+        return (1 + len(self.arms)) * sum(len(call.case.prompt) for call in self.calls)
 
 
 class Vault:
@@ -156,75 +155,67 @@ class PassRun:
         Raises:
             BenchError: a control was served from the cache.
         """
-        for order in self.passes.orders:
-            yield from self._find(order)
-            yield from self.controls(order)
+        yield from self._find()
+        yield from self.controls()
         for arm in self.passes.arms:
-            for order in self.passes.orders:
-                yield from self.serve(order, arm)
+            yield from self.serve(arm)
 
-    def _find(self, order: str) -> Iterator[Step]:
+    def _find(self) -> Iterator[Step]:
         """The finder's pass; its requests are kept until their full prefills are there."""
         finder = self.passes.finder
-        if finder is None or self.vault.has(f"last-{order}"):
+        if finder is None or self.vault.has("last"):
             return
         self.target.flush()
-        for call in self._sequence(order):
+        for call in self.passes.calls:
             recorded = self._record(call, finder)
             if recorded.chunk_hit_tokens >= self.passes.min_chunk_hit:
-                self.vault.put(f"found-{order}-{call.case.name}", recorded)
+                self.vault.put(f"found-{call.case.name}", recorded)
             yield Step(finder.name, len(call.case.prompt))
         # Whatever is spliced of the last call, that it is kept says that the pass was served to its end.
-        self.vault.put(f"last-{order}", recorded)
+        self.vault.put("last", recorded)
 
-    def controls(self, order: str) -> Iterator[Step]:
+    def controls(self) -> Iterator[Step]:
         """The full prefill of every measured call; where a finder chose it, also once more, and the finder's record."""
         finder = self.passes.finder
-        for number, call in enumerate(self._measured(order)):
+        for number, call in enumerate(self._measured()):
             name = call.case.name
             # The passes need it from the vault, which an earlier run need not have left.
             if not self.vault.has(f"full-{name}"):
                 self.vault.put(f"full-{name}", self._alone(call, FULL))
-            probes = self._compared(call, order, FULL, self.vault.get(f"full-{name}"))
+            probes = self._compared(call, FULL, self.vault.get(f"full-{name}"))
             for arm in self.passes.controls:
-                if self._lacks(call, order, arm):
-                    probes += self._compared(call, order, arm, self._on_half(call, arm))
+                if self._lacks(call, arm):
+                    probes += self._compared(call, arm, self._on_half(call, arm))
             if finder is not None:
-                if number < RETEST_CALLS and self._lacks(call, order, RETEST):
-                    probes += self._compared(call, order, RETEST, self._alone(call, RETEST))
-                probes += self._compared(call, order, finder, self.vault.get(f"found-{order}-{name}"))
+                if number < RETEST_CALLS and self._lacks(call, RETEST):
+                    probes += self._compared(call, RETEST, self._alone(call, RETEST))
+                probes += self._compared(call, finder, self.vault.get(f"found-{name}"))
             yield Step(FULL.name, len(call.case.prompt) if finder is None else 0, probes)
 
-    def serve(self, order: str, arm: Arm) -> Iterator[Step]:
+    def serve(self, arm: Arm) -> Iterator[Step]:
         """Every call in order; the measured ones are compared. Nothing is served where no record is missing.
 
         The pass may be broken off after any step.
         """
-        wanted = {call.case.name for call in self._measured(order) if self._lacks(call, order, arm)}
+        wanted = {call.case.name for call in self._measured() if self._lacks(call, arm)}
         if wanted:
             self.target.flush()
-        for call in self._sequence(order):
+        for call in self.passes.calls:
             probes: list[Probe] = []
             if wanted:
                 recorded = self._record(call, arm)
                 if call.case.name in wanted:
-                    probes = self._compared(call, order, arm, recorded)
+                    probes = self._compared(call, arm, recorded)
             yield Step(arm.name, len(call.case.prompt), probes)
 
-    def _sequence(self, order: str) -> list[Call]:
-        calls = self.passes.calls
-        place = place_sessions((call.session for call in calls), order)
-        return sorted(calls, key=lambda call: place[call.session])
-
-    def _measured(self, order: str) -> list[Call]:
-        sequence = self._sequence(order)
+    def _measured(self) -> list[Call]:
         if self.passes.finder is None:
             chosen = self.passes.measured
-            return [call for call in sequence if chosen is None or call.case.name in chosen]
-        return [call for call in sequence if self.vault.has(f"found-{order}-{call.case.name}")]
+            return [call for call in self.passes.calls if chosen is None or call.case.name in chosen]
+        return [call for call in self.passes.calls if self.vault.has(f"found-{call.case.name}")]
 
-    def _lacks(self, call: Call, order: str, arm: Arm) -> bool:
-        return (_named(call, order).name, arm.name) not in self.done
+    def _lacks(self, call: Call, arm: Arm) -> bool:
+        return (call.case.name, arm.name) not in self.done
 
     def _record(self, call: Call, arm: Arm) -> Recorded:
         """Serve a call on the arm's own cache, its answer behind it."""
@@ -254,16 +245,11 @@ class PassRun:
             raise BenchError(f"{case.name}: half of its prompt does not stay in the pool; raise --max-total-tokens.")
         return recorded
 
-    def _compared(self, call: Call, order: str, arm: Arm, recorded: Recorded) -> list[Probe]:
+    def _compared(self, call: Call, arm: Arm, recorded: Recorded) -> list[Probe]:
         """The record of a measured call, where it is missing."""
         if arm.is_control and recorded.chunk_hit_tokens:
             raise BenchError(f"{call.case.name}: a control was spliced: {recorded.chunk_hit_tokens} tokens.")
-        if not self._lacks(call, order, arm):
+        if not self._lacks(call, arm):
             return []
         full = Reference(self.vault.get(f"full-{call.case.name}"))
-        return [compare(full, recorded, arm, _named(call, order), self.dtype, self.text)]
-
-
-def _named(call: Call, order: str) -> Case:
-    """The call's case under its name in an order."""
-    return call.case if order == RECORDED else replace(call.case, name=f"{order}/{call.case.name}")
+        return [compare(full, recorded, arm, call.case, self.dtype, self.text)]

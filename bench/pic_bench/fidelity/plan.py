@@ -98,7 +98,6 @@ def _passes(config: Config, text: ModelText) -> Iterator[Passes]:
                 source=source,
                 calls=calls,
                 arms=(EXACT, *others, naive),
-                orders=config.orders,
                 finder=first,
                 min_chunk_hit=config.min_chunk_hit,
             )

@@ -40,11 +40,10 @@ class Donors(Enum):
 
 
 class TemplateSet(Enum):
-    """What a set of templates of EDITS is for; no template is in two."""
+    """Sets of templates of EDITS; no template is in both, and none was used to find the rule of changed fields."""
 
-    FIND = "find"  # finding a rule
-    REPORT = "report"  # judging it
-    WORDS = "words"  # judging it on models that can draw conclusions: said in other words, in short prompts
+    REPORT = "report"
+    WORDS = "words"  # for models that can draw conclusions: said in other words, in short prompts
 
 
 class Family(Enum):

@@ -1,1 +1,1 @@
-"""What the benchmarks of kernels and prefills share: they need no SGLang, and run on a GPU and on a CPU."""
+"""Checks and measurements on a GPU: kernels, which need no SGLang, and servers. All run on a CPU too, tiny."""

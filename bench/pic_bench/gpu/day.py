@@ -27,7 +27,6 @@ from pic_traces.printable import printable_output
 
 from pic_bench.environment import capture_environment
 from pic_bench.frame import at_least, interrupt_on_sigterm
-from pic_bench.gpu import stand_ins
 from pic_bench.gpu.record import ITEMS, Found, Item, Record, Work, file_name, read_records, render, show
 from pic_bench.out_folder import write_json
 from sglang_pic.core.native import load_loops
@@ -79,8 +78,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--item", nargs="+", choices=names, metavar="NAME", help=f"only these: {', '.join(names)}")
     add("--dry-run", action="store_true", help="tiny sizes on a CPU, Triton interpreted: does everything run?")
-    model = "an 8B model for `defaults` and `latency` (default: dummy weights); one with recurrent state for `states`"
-    add("--model", metavar="FOLDER", help=model)
+    add("--model", metavar="FOLDER", help="an 8B model for `defaults` and `latency` (default: dummy weights)")
     add("--commit", help="the commit to record where the checkout has no git")
     limit = "seconds an item may take (default: by the number of servers that it starts)"
     add("--limit-s", type=at_least(0.1), metavar="S", help=limit)
@@ -119,8 +117,8 @@ def _limits_s(item: Item, args: argparse.Namespace) -> tuple[float, float]:
 def _take(item: Item, args: argparse.Namespace, is_over: threading.Event) -> None:
     """One item and its record, unless the day is interrupted."""
     print(f"{item.name}: {item.what} ...", flush=True)
-    if item.need and find_spec(item.need) is None:
-        record = _record(item, args, "left out", Found(notes=[f"needs {item.need}"]), 0.0)
+    if item.servers and find_spec("sglang") is None:
+        record = _record(item, args, "left out", Found(notes=["needs sglang"]), 0.0)
     else:
         record = _run(item, args, is_over)
     if is_over.is_set():
@@ -138,7 +136,7 @@ def _run(item: Item, args: argparse.Namespace, is_over: threading.Event) -> Reco
     env = dict(os.environ)
     if args.dry_run:
         # One thread, for tiny tensors; Triton is interpreted from the start of a process, or not at all.
-        env |= {"OMP_NUM_THREADS": "1"} | ({} if item.need else {"TRITON_INTERPRET": "1"})
+        env |= {"OMP_NUM_THREADS": "1"} | ({} if item.servers else {"TRITON_INTERPRET": "1"})
         if item.servers and (plugin := _ROOT / "tests" / "e2e" / "plugin").exists():
             env |= {"PYTHONPATH": os.pathsep.join(map(str, (plugin, _ROOT, *filter(None, sys.path))))}
             env |= {"PIC_TEST_PLUGINS": _TEST_PLUGINS}
@@ -198,7 +196,7 @@ def _work(args: argparse.Namespace) -> int:
         # Servers are stopped on the way out.
         with interrupt_on_sigterm():
             run = getattr(import_module(f"pic_bench.gpu.{module}"), function)
-            work = Work(args.dry_run, args.out, *_limits_s(item, args), args.model)
+            work = Work(args.dry_run, args.out, _limits_s(item, args)[1], args.model)
             found: Found = run(work)
     except Exception as error:
         # Compilers and drivers raise anything.
@@ -222,7 +220,6 @@ def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wal
         status=status,
         is_dry=args.dry_run,
         wall_s=wall_s,
-        stand_ins=stand_ins.installed(),
         environment=environment,
         found=found,
     )

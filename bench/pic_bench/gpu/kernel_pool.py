@@ -95,10 +95,6 @@ class Pool:
         self.splice = Splicer(view, geometry).splice
         """The op under test, as a server calls it: `(src, dst, shifts)`."""
 
-    def poison(self) -> None:
-        """Make every row NaN: what nobody writes is seen when it is read."""
-        self.memory.fill_(float("nan"))
-
     def fill(self) -> None:
         """Write normal values that repeat."""
         fill = torch.randn(_FILL_BYTES // 2, generator=torch.Generator().manual_seed(0)).to(self.memory)

@@ -23,7 +23,7 @@ import torch
 from pic_kernels import Backend
 
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
-from pic_bench.gpu.clocks import device_seconds, take_turns
+from pic_bench.gpu.clocks import take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, SHAPES, SLOT_ORDERS, Pool, Window, make_window
 from pic_bench.report.markdown import Table, markdown_table
 
@@ -130,7 +130,7 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
         backend=pool.choice().backend.value,
         bytes_moved=2 * num_tokens * pool.token_bytes,
         rel_l2=rel_l2,
-        **take_turns({name: on_next(way) for name, way in ways.items()}, repeats, device, device_seconds),
+        **take_turns({name: on_next(way) for name, way in ways.items()}, repeats, device),
     )
 
 

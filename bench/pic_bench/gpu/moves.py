@@ -26,7 +26,6 @@ from sglang_pic.errors import BenchError
 _SHIFTS: Final = (1_021, 0, -37, 131_072, 1)
 _FP8: Final = torch.float8_e4m3fn
 _SANITIZER_S: Final = 150
-_SMALL: Final = "from pic_bench.gpu import stand_ins; stand_ins.install(); from pic_bench.gpu import moves; "
 
 
 def run_moves(work: Work) -> Found:
@@ -94,7 +93,7 @@ def check_small(device: str) -> None:
 
 def _sanitize(work: Work, found: Found) -> None:
     """Run one small case under the sanitizer, or by itself in a dry run, and tell what it found or why it could not."""
-    command = [sys.executable, "-c", _SMALL + f"moves.check_small({work.device!r})"]
+    command = [sys.executable, "-c", f"from pic_bench.gpu import moves; moves.check_small({work.device!r})"]
     if not work.is_dry:
         command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "99", *command]
     try:

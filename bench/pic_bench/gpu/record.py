@@ -54,10 +54,8 @@ class Item(NamedTuple):
     name: str
     what: str
     work: str
-    need: str = ""
-    """A package that it needs beside torch and triton."""
     servers: int = 0
-    """Servers that it starts, one after the other."""
+    """Servers that it starts, one after the other; with any it needs SGLang."""
     is_warmed: bool = False
     """Whether `warm` has compiled all that its servers need."""
     not_on_a_cpu: str = ""
@@ -76,10 +74,7 @@ class Item(NamedTuple):
 
 
 _TABLE: Final = tomllib.loads(Path(__file__).with_name("items.toml").read_text("utf8"))["item"]
-ITEMS: Final = tuple(
-    Item(**{"need": "sglang" if "servers" in each else ""} | {name: each[name] for name in each if name != "figures"})
-    for each in _TABLE
-)
+ITEMS: Final = tuple(Item(**{name: each[name] for name in each if name != "figures"}) for each in _TABLE)
 FIGURES: Final = tuple(Figure(item=each["name"], **one) for each in _TABLE for one in each.get("figures", ()))
 MARKS: Final = ("<!-- gpu: begin -->", "<!-- gpu: end -->")  # around the table of the page
 
@@ -106,8 +101,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_dry: bool
     """Tiny sizes on a CPU: the numbers mean nothing."""
     wall_s: float
-    stand_ins: list[str]
-    """Packages that were replaced because they are not installed."""
     environment: Environment
     found: Found
 
@@ -118,10 +111,8 @@ class Work(NamedTuple):
     is_dry: bool
     folder: Path
     """For logs, models and whatever else it writes."""
-    limit_s: float
-    """Seconds that it may take; past them it is stopped."""
     start_s: float = COLD_START_S
-    """Seconds of them that the start of a server may take."""
+    """Seconds that the start of a server may take."""
     model: str | None = None
     """A model folder for the 8B items, in place of dummy weights."""
 

@@ -12,17 +12,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 from pic_models import prepare
-from pic_models.checkpoint import DEEPSEEK_V2, yarn
+from pic_models.checkpoint import DEEPSEEK_V2, Config, yarn
 
 from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.server import Server
-from pic_bench.gpu.model import DRY_MODELS, MODELS, Dims
 from pic_bench.gpu.record import Work
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
 from pic_bench.serving import serving
 from sglang_pic.errors import BenchError
 
 MODELS_FOLDER: Final = Path(__file__).resolve().parents[3] / ".models"
+_DIMS: Final[dict[str, Config]] = json.loads(Path(__file__).with_name("models.json").read_bytes())
+"""Published dimensions, as `config.json` has them; with `kv_lora_rank` the model is one with a latent."""
+_DRY: Final = {"DeepSeek-V2-Lite": "tiny-mla-dims", "Llama-3.1-8B": "tiny-gqa-dims"}
+"""What a dry run takes in their place."""
 _CONTEXT_LEN: Final = 65_536
 # Below lie the special tokens of the usual vocabularies, and no 8B model has fewer ids.
 _FIRST_ID, _LAST_ID = 1_000, 30_000
@@ -56,14 +59,14 @@ def small_model(work: Work) -> Model:
 
 def dummy_model(work: Work, name: str) -> Model:
     """A model of the dimensions called `name`, with SGLang's dummy weights and no tokenizer."""
-    if work.model is not None and not MODELS[name].latent:
+    if work.model is not None and "kv_lora_rank" not in _DIMS[name]:
         return Model(Path(work.model), (), _LAST_ID)
-    name = DRY_MODELS[name] if work.is_dry else name
+    name = _DRY[name] if work.is_dry else name
     folder = work.folder / "models" / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_config(MODELS[name]), indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(_config(_DIMS[name]), indent=2) + "\n")
     flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", *pool_flags(work))
-    return Model(folder, flags, MODELS[name].vocab, is_dummy=True)
+    return Model(folder, flags, int(str(_DIMS[name]["vocab_size"])), is_dummy=True)
 
 
 def pool_flags(work: Work) -> tuple[str, ...]:
@@ -71,14 +74,14 @@ def pool_flags(work: Work) -> tuple[str, ...]:
     return ("--max-total-tokens", "24000") if work.is_dry else ()
 
 
-def _config(dims: Dims) -> dict[str, object]:
-    family: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    if dims.latent:
+def _config(dims: Config) -> Config:
+    family: Config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    if "kv_lora_rank" in dims:
         scaling = yarn(factor=_CONTEXT_LEN / 4_096, original_len=4_096, mscale=0.707)
         family = DEEPSEEK_V2 | {"rope_scaling": scaling}
     return {
         **family,
-        **msgspec.to_builtins(dims),
+        **dims,
         "max_position_embeddings": _CONTEXT_LEN,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",

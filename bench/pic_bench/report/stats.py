@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from enum import Enum
 from functools import lru_cache
 from itertools import takewhile
 
@@ -16,19 +15,12 @@ RESAMPLES = 2000
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A statistic of `n` values with the bounds of its 95 % interval, of `bootstrap` unless a user says otherwise."""
+    """A mean of `n` values with the bounds of its 95 % interval, of `bootstrap` unless a user says otherwise."""
 
     value: float
     low: float
     high: float
     n: int
-
-
-class Statistic(Enum):
-    """The statistic of a sample that is estimated."""
-
-    MEAN = "mean"
-    MEDIAN = "median"
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -80,14 +72,8 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2 * sum(math.comb(gained + lost, k) for k in range(min(gained, lost) + 1)) / 2 ** (gained + lost))
 
 
-def bootstrap(
-    values: Sequence[float],
-    units: Sequence[Hashable] | None = None,
-    *,
-    statistic: Statistic = Statistic.MEAN,
-    seed: int = 0,
-) -> Estimate:
-    """A statistic of `values`, which must not be empty, over resamples of them; differences of pairs are values too.
+def bootstrap(values: Sequence[float], units: Sequence[Hashable] | None = None, *, seed: int = 0) -> Estimate:
+    """The mean of `values`, which must not be empty, over resamples of them; differences of pairs are values too.
 
     Args:
         units: what each value belongs to, where values of one unit resemble each other: units are drawn then, with all
@@ -100,18 +86,7 @@ def bootstrap(
     else:
         numbers = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
         weights = _counts(len(numbers), seed)[:, [numbers[unit] for unit in units]]
-    if statistic is Statistic.MEAN:
-        return _estimate(float(data.mean()), weights @ data / weights.sum(axis=1), len(data))
-    return _estimate(float(np.median(data)), _medians(data, weights), len(data))
-
-
-def _medians(data: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The median of every resample: the mean of its two middle values, which may be one."""
-    order = np.argsort(data)
-    reached = weights[:, order].cumsum(axis=1)
-    totals = reached[:, -1:]
-    low, high = ((reached <= np.ceil(totals / 2) - 1).sum(axis=1), (reached <= np.floor(totals / 2)).sum(axis=1))
-    return (data[order][low] + data[order][high]) / 2
+    return _estimate(float(data.mean()), weights @ data / weights.sum(axis=1), len(data))
 
 
 @lru_cache(maxsize=4)

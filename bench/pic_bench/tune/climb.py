@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.fidelity.arms import EXACT, FULL, RECORDED, Arm
+from pic_bench.fidelity.arms import EXACT, FULL, Arm
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.passes import GOLD_TOKENS, Call, Passes, PassRun, Vault
 from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lines
@@ -115,7 +115,7 @@ class _Climb:
         arm: Arm | None = EXACT
         while arm is not None:
             is_exact = arm is EXACT
-            steps = run.controls(RECORDED) if is_exact else run.serve(RECORDED, arm)
+            steps = run.controls() if is_exact else run.serve(arm)
             total = len(measured if is_exact else calls)
             for step in progress(iterable=steps, total=total, desc=arm.name, unit="call", quiet=self.quiet):
                 append_lines(self.folder / RECORDS, step.probes)

@@ -1,7 +1,7 @@
 """The experiment EDITS: a prompt is served behind the same prompt with other values in some of its fields.
 
-A template is a prompt with fields, and lines that draw nothing from any field. edits/find.toml has those for finding a
-rule, edits/report.toml and edits/words.toml those for judging one; none is in two. A prompt is
+A template is a prompt with fields, and lines that draw nothing from any field. None was used to find a rule, and none
+is in both edits/report.toml and edits/words.toml. A prompt is
 
     head | fields | after | filler | rules | filler | question | lead        the answer follows
 
