@@ -101,11 +101,6 @@ def is_strict(key: str | None) -> bool:
     return key is not None and key.startswith(_mark(OFF_LANE))
 
 
-def is_shared(key: str | None) -> bool:
-    """Whether other servers have the same rows under a key of the tree: it has no marks."""
-    return key is None or not key.startswith(KEY_MARK)
-
-
 def announced_key(key: str | None) -> str | None:
     """The client's key of a key of the tree, without generation and restarts; None for lanes and LoRA adapters."""
     while key is not None and key.startswith(KEY_MARK):
