@@ -24,7 +24,7 @@ from sglang_pic.adapter.features.audit import moments as audit_moments
 from sglang_pic.adapter.features.audit.audit import Audit
 from sglang_pic.adapter.features.drafts.draft import Draft, read_drafts
 from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost, is_stored_whole
-from sglang_pic.adapter.features.hicache import hicache_tree, store
+from sglang_pic.adapter.features.hicache import hicache_tree
 from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
@@ -68,12 +68,9 @@ from sglang_pic.adapter.support import (
 )
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import (
-    Chunker,
     ContentIndex,
     CostModel,
-    Directory,
     Lexicon,
-    Objects,
     PositionSteps,
     RowNames,
     costs,
@@ -287,7 +284,7 @@ def _make_cache(
         series=Series(plan_metrics.METRICS, labels),
     )
     if isinstance(tree, HiCacheTree) and not isinstance(media, Images) and _may_have_store(tree, model, index, ranks):
-        tree.store = _make_store(ctx, tree, config, model, planning, publication, labels)
+        tree.store = _make_store(ctx, tree, config, model, publication)
         features.add(tree.store)
     tree.serve_with(
         planning=planning,
@@ -367,10 +364,10 @@ def _read_host(
 
 
 def _may_have_store(tree: HiCacheTree, model: _LiveModel, index: ContentIndex, ranks: TpGroup | None) -> bool:
-    """Whether SGLang's keys name all that a row of a draft depends on, and windows have no keys of their own.
+    """Whether SGLang's keys name every token that a draft's row depends on, and windows have no pool of their own.
 
     Raises:
-        UnsupportedError: a store is attached, and would keep a draft's rows of one rank for all.
+        UnsupportedError: a store is attached that would keep one rank's rows of a draft for all ranks.
     """
     view = model.splicer.view
     is_whole = is_stored_whole(model.drafts, view, ranks, has_store=tree.enable_storage)
@@ -378,41 +375,19 @@ def _may_have_store(tree: HiCacheTree, model: _LiveModel, index: ContentIndex, r
 
 
 def _make_store(
-    ctx: BuildContext,
-    tree: HiCacheTree,
-    config: PicConfig,
-    model: _LiveModel,
-    planning: Planning,
-    publication: Publication,
-    labels: dict[str, str] | None,
+    ctx: BuildContext, tree: HiCacheTree, config: PicConfig, model: _LiveModel, publication: Publication
 ) -> StoreTier:
-    """The tier that finds text of other servers in HiCache's store; a store may be attached later."""
+    """The tier that gives approximate rows their own keys in HiCache's store, which may be attached later."""
     host_pool = tree.cache_controller.mem_pool_host.anchor_entry.host_pool
     models = [(ctx.tp_worker.model_runner, model.splicer), *((draft.runner, draft.splicer) for draft in model.drafts)]
-    # NOTE: later only the ranks that serve the same requests do the same at the same time.
-    at_start = read_fingerprint(models, host_pool, config.core, ctx.tp_group)
+    # NOTE: after start-up only ranks that serve the same requests read the fingerprint at the same time.
+    at_start = read_fingerprint(models, host_pool, ctx.tp_group)
 
-    def make_directory(objects: Objects) -> Directory:
-        return Directory(
-            objects,
-            fingerprint=read_fingerprint(models, host_pool, config.core, serving_group(ctx.tp_group))
-            if tree.num_weights
-            else at_start,
-            page_size=tree.page_size,
-            chunker=Chunker(config.core),
-            delimiters=model.delimiters,
-            lookahead=publication.index.names.lookahead,
-        )
+    def fingerprint() -> bytes:
+        return read_fingerprint(models, host_pool, serving_group(ctx.tp_group)) if tree.num_weights else at_start
 
-    made = StoreTier(
-        tree,
-        make_directory,
-        policy=msgspec.json.encode(config.core),
-        planning=planning,
-        publication=publication,
-        series=Series(store.METRICS, labels),
-    )
-    hicache_tree.install(tree, made)
+    made = StoreTier(tree, fingerprint, policy=msgspec.json.encode(config.core), publication=publication)
+    hicache_tree.install(made)
     return made
 
 

@@ -96,10 +96,5 @@ def is_strict(key: str | None) -> bool:
     return key is not None and key.startswith(_mark(OFF_LANE))
 
 
-def is_shared(key: str | None) -> bool:
-    """Whether other servers have the same rows under a key of the tree: it has no marks."""
-    return key is None or not key.startswith(KEY_MARK)
-
-
 def _mark(name: str) -> str:
     return f"{KEY_MARK}{name}\x1f"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sglang_pic.core.chunker import Chunker
 from sglang_pic.core.core_config import MOST_REUSE, CoreConfig
-from sglang_pic.core.directory import LEAST_UNKNOWN, Directory, Found, Objects, PageHash, Sums
 from sglang_pic.core.exactness import Exactness
 from sglang_pic.core.index import ContentIndex, IndexStats, RowNames
 from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
@@ -19,7 +18,6 @@ from sglang_pic.core.steps import PositionSteps
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
 
 __all__ = [
-    "LEAST_UNKNOWN",
     "MEDIA_FROM",
     "MESSAGE_BREAK",
     "MOST_REUSE",
@@ -29,14 +27,10 @@ __all__ = [
     "Context",
     "CoreConfig",
     "CostModel",
-    "Directory",
     "DropReason",
     "Exactness",
-    "Found",
     "IndexStats",
     "Lexicon",
-    "Objects",
-    "PageHash",
     "Path",
     "Plan",
     "PlanOptions",
@@ -47,7 +41,6 @@ __all__ = [
     "RowNames",
     "Run",
     "Span",
-    "Sums",
     "Tokens",
     "as_tokens",
     "common_len",

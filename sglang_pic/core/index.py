@@ -266,23 +266,6 @@ class ContentIndex:
         """Tokens of all published paths."""
         return self._num_tokens
 
-    def unknown(self, namespace: Hashable, tokens: Tokens, start: int, least: int) -> list[Span]:
-        """Spans of `[start, len(tokens))`, of `least` tokens and more, in which no known chunk ends.
-
-        Cost O(tokens): .5 ns each, and a look-up for every candidate of the filter.
-        """
-        self.settle()
-        space = self._namespaces.get(namespace)
-        ends: list[int] = []
-        if space is not None:
-            known = space.donors.heads
-            ends = [
-                end
-                for end, ending in zip(*space.donors.scan(tokens, start, len(tokens)), strict=True)
-                if ending in known
-            ]
-        return [span for span in itertools.pairwise((start, *ends, len(tokens))) if span[1] - span[0] >= least]
-
     def exactness(self, namespace: Hashable, tokens: Tokens) -> Exactness:
         """The exactness of a path's rows. Cost: one walk over its stored part."""
         self.settle()

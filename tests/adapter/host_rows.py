@@ -23,8 +23,6 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang_pic.adapter.features.hicache import hicache_tree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
-from sglang_pic.adapter.metrics import Series
-from sglang_pic.core import Chunker, CoreConfig, Directory
 from tests.adapter.builders import hooks_of
 
 _ROW_BYTES = 96
@@ -149,7 +147,7 @@ def _storage_config(folder: Path) -> HiCacheStorageConfig:
     )
 
 
-def attach_store(tree: Any, folder: Path, core: CoreConfig, delimiters: frozenset[int]) -> None:
+def attach_store(tree: Any, folder: Path) -> None:
     """What SGLang and our factory do for a server with a file store, hooks included."""
     controller = tree.cache_controller
     controller.storage_config, controller.storage_backend = _storage_config(folder), file_store(folder)
@@ -162,26 +160,11 @@ def attach_store(tree: Any, folder: Path, core: CoreConfig, delimiters: frozense
     controller._start_storage_threads()
     tree.prefetch_stop_policy = "wait_complete"
     tree.prefetch_timeout_base, tree.prefetch_timeout_per_page = 20.0, 0.0
-    # What is found does not depend on the time that it takes here.
-    planning = SimpleNamespace(cost=None, refusal=tree.planning.refusal)
-
-    def make_directory(objects: Any) -> Directory:
-        return Directory(
-            objects,
-            fingerprint=b"rows",
-            page_size=tree.page_size,
-            chunker=Chunker(core),
-            delimiters=delimiters,
-            lookahead=tree.publication.index.names.lookahead,
-        )
-
-    tree.store = StoreTier(
-        tree, make_directory, planning=planning, publication=tree.publication, series=Series((), None)
-    )
+    tree.store = StoreTier(tree, lambda: b"rows", publication=tree.publication)
     tree.features.add(tree.store)
     with pytest.MonkeyPatch.context() as patch:
         hooks = hooks_of(patch, hicache_tree)
-        hicache_tree.install(tree, tree.store)
+        hicache_tree.install(tree.store)
     for target, function in hooks.items():
         name = target.rpartition(".")[2]
         if hasattr(controller, name):

@@ -149,12 +149,10 @@ class Rank:
             windows = (self.window_rows, host.size * num_windows // POOL) if num_windows else None
             form = (host.size, host.write_policy, windows)
             self.host_pool = attach_host(self.tree, self.rows, *form, has_side_pool=host.has_side_pool)
-            self.loads_prefixes = True
-            """Whether SGLang looks for exact prefixes in the store, too."""
             if host.store is not None:
                 for pool in filter(None, (self.host_pool, self.host_pool.beside)):
                     pool.decode = _decoded
-                attach_store(self.tree, host.store, core, frozenset({BREAK}))
+                attach_store(self.tree, host.store)
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
         """Match, plan, take slots; what was decided."""
@@ -193,13 +191,13 @@ class Rank:
             return told
         req.slots = torch.cat([prefix, own])
         admitted = req.pic.admit(req.prefix_len, len(ids), first_chunk=True)
-        self.counts["rows stored"] += req.pic.count(admitted).stored
+        req.pic.count(admitted)
         told.append(_told(admitted))
         self.running.append(req)
         return told
 
     def _arrive(self, req: Any, key: Any) -> None:
-        """Look in the store for the request's prefix, as SGLang does, and for its text; wait as admission does."""
+        """Look in the store for the request's prefix, and wait for it as admission does."""
         tree, found = self.tree, self.tree.match_prefix(base.MatchPrefixParams(key=key))
         self.counts["arrivals"] += 1
         req.cache_request_handle = base.CacheRequestHandle(str(self.counts["arrivals"]), 0)
@@ -207,11 +205,9 @@ class Rank:
         matched, node = found.device_prefix_len + found.host_hit_length, found.last_host_node
         if not tree.is_backuped(node) and not tree.is_root(node):
             return
-        if self.loads_prefixes:
-            asked = (req.cache_request_handle, node, key.token_ids[matched:], tree.get_last_hash_value(node), None)
-            space = {"extra_key": req.extra_key, "cache_salt": req.cache_salt}
-            tree.prefetch_from_storage(*asked, matched_prefix_tokens=key.token_ids[:matched], **space)
-        tree.look_up(req)
+        asked = (req.cache_request_handle, node, key.token_ids[matched:], tree.get_last_hash_value(node), None)
+        space = {"extra_key": req.extra_key, "cache_salt": req.cache_salt}
+        tree.prefetch_from_storage(*asked, matched_prefix_tokens=key.token_ids[:matched], **space)
         if self.counts["arrivals"] % 16 == 0:
             tree.release_aborted_request(req.cache_request_handle)
         deadline = time.monotonic() + 120
@@ -460,13 +456,10 @@ def _client_key(key: str | None) -> str:
     return (key or "").rpartition("\x1f")[2]
 
 
-def _decoded(data: bytes) -> Row | None:
-    """The row that a store has, or None where it is broken."""
-    try:
-        token, position, space, *others = json.loads(data)
-        return Row(token, position, tuple(space), *others)
-    except ValueError:
-        return None
+def _decoded(data: bytes) -> Row:
+    """The row that a store has."""
+    token, position, space, *others = json.loads(data)
+    return Row(token, position, tuple(space), *others)
 
 
 def _told(plan: Plan | None) -> object:
@@ -486,13 +479,9 @@ def _reasons(dropped: dict[Any, int]) -> list[tuple[str, int]]:
     return [(reason.value, number) for reason, number in dropped.items()]
 
 
-def drive(
-    rank: Rank, num_steps: int, seed: int, compare: Callable[[int, list[object]], None], order: int | None = None
-) -> None:
-    """The run: `compare(step, what was decided)` after every step; with `order` it is the same text in another one."""
+def drive(rank: Rank, num_steps: int, seed: int, compare: Callable[[int, list[object]], None]) -> None:
+    """The run: `compare(step, what was decided)` after every step."""
     traffic, rng = Traffic(seed), random.Random(seed + 1)
-    if order is not None:
-        traffic.rng.seed(order)
     for step in range(num_steps):
         told: list[object] = []
         if step % 3 == 0:

@@ -274,11 +274,11 @@ def test_a_draft_that_prefills_in_another_way_is_refused_by_name(monkeypatch: py
 
     ctx = context("EAGLE")
     monkeypatch.setattr(draft_workers, "_workers", [])
-    with pytest.raises(ContractError, match=r"^--speculative-algorithm EAGLE: SGLang serves with \[\], "):
+    with pytest.raises(ContractError, match=r"^--speculative-algorithm EAGLE: SGLang has the draft workers \[\]; "):
         read_drafts(ctx, None)  # type: ignore[arg-type]
     draft_workers._note(None, SimpleNamespace(target_worker=ctx.tp_worker, draft_worker=OtherWorker()))
     draft_workers._note(None, SimpleNamespace(target_worker=None, draft_worker=object()))
-    with pytest.raises(ContractError, match=r"\['OtherWorker'\], .*start without --speculative-algorithm"):
+    with pytest.raises(ContractError, match=r"\['OtherWorker'\]; .*start without --speculative-algorithm"):
         read_drafts(ctx, None)  # type: ignore[arg-type]
 
 

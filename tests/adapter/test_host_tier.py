@@ -393,12 +393,12 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     fetch: Any = SimpleNamespace(host_slots=None, dst=range(5), shifts=None, windows=None)
     queue.clear()
     path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[], host=tier))  # type: ignore[arg-type]
-    tier.give_back()
+    tier.unlock_read()
     assert seen == ["spliced", "fetched", "fetched the draft's"]
     (ack,) = queue
     assert (ack.num_tokens, ack.num_bytes, ack.node_ids, ack.finish_event.query()) == (5, 40, [], True)
     queue.clear()
-    tier.give_back()
+    tier.unlock_read()
     assert seen[3:] == ["unlocked"]
 
 

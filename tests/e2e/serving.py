@@ -51,8 +51,6 @@ class Answer(NamedTuple):
     inherited_tokens: int
     fetched_tokens: int
     """Of the chunk hits, those whose rows were on the host."""
-    stored_tokens: int
-    """Of these, those that were brought there from a store for the request."""
     right_guesses: int
     """Tokens of a draft that were accepted."""
     first_token: dict[int, float]
@@ -108,7 +106,6 @@ class Client:
             guarded_tokens=details.get("pic_guarded", 0),
             inherited_tokens=details.get("pic_inherited", 0),
             fetched_tokens=details.get("pic_host", 0),
-            stored_tokens=details.get("pic_storage", 0),
             right_guesses=meta.get("spec_num_correct_drafts", 0),
             first_token={entry[1]: entry[0] for entry in meta["output_top_logprobs"][0]},
             input_logprobs=[entry[0] for entry in meta.get("input_token_logprobs") or [] if entry[0] is not None],

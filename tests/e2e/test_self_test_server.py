@@ -65,7 +65,7 @@ def test_what_the_board_and_the_rules_read_is_exported(client: Client) -> None:
     rules = (board.FILE.parent.parent / "rules.yaml").read_text()
     wanted = board.names_in(board.FILE.read_text()) | board.names_in(rules)
     exported = board.names_in(client.server.get("/metrics"))
-    # With a store, and off by default.
-    elsewhere = ("sglang:pic_store_", "sglang:pic_tenant_")
+    # Off by default.
+    elsewhere = ("sglang:pic_tenant_",)
     assert {name for name in wanted - exported if not name.startswith(elsewhere)} == set()
     assert len(wanted) > 20

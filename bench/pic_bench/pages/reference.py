@@ -20,7 +20,6 @@ import sglang_pic
 from pic_bench.pages import board
 from sglang_pic.adapter.features import pins, state_checkpoints, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
-from sglang_pic.adapter.features.hicache import store
 from sglang_pic.adapter.metrics import Metric
 from sglang_pic.adapter.serve import account, faults, forward, modes, planning, publish
 from sglang_pic.adapter.serve.fallback import REASONS
@@ -52,7 +51,6 @@ METRICS: Final = (
     *faults.METRICS,
     *modes.METRICS,
     *pins.METRICS,
-    *store.METRICS,
     *startup_metrics.METRICS,
     *audit_metrics.METRICS,
 )

@@ -2,8 +2,8 @@
 
 Recorded and generated sessions are played for minutes. Requests are aborted, clients go away in the middle of a stream,
 options are wrong, prompts are pinned and dropped, the cache is flushed, requests are retracted and rows evicted all the
-time; in some setups splicing is switched off and on, or a store goes away, comes back and is broken. After each round
-of sessions the server comes to rest, and every slot, lock and index entry is accounted for. Every row that is spliced
+time; in some setups splicing is switched off and on, or a store goes away and comes back. After each round of
+sessions the server comes to rest, and every slot, lock and index entry is accounted for. Every row that is spliced
 or read is compared with a table of what was computed where. Answers of requests with mode off are compared with those
 of a stock server in float32. With PD disaggregation the patched server is a pair: rows are watched on the prefill
 server, and SGLang's checksum compares those that the decode server reads. Before all that two faults are made on
@@ -98,8 +98,6 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     audited: int
     spliced_rows_checked: int
     fetched_rows_checked: int = 0
-    stored_tokens: int = 0
-    """Of these, those that were brought there from a store for their request."""
     compared: int
     """Answers of `off` requests that a stock server gave, too."""
     mismatches: int
@@ -264,7 +262,6 @@ class _Run:
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
             fetched_rows_checked=books["num_fetched_rows"],
-            stored_tokens=counters["stored_tokens_total"],
             compared=len(verdicts),
             mismatches=len(mismatches),
             leaks=len(patient.leaks),
@@ -327,7 +324,7 @@ class _Run:
         return _by_label(self.patient.counters(), "tokens").get("chunk", 0)
 
     def _trouble_store(self, rng: random.Random) -> None:
-        """Take the store's folder away for seconds, or break a tenth of what says what it holds; by chance."""
+        """By chance take the store's folder away, for seconds."""
         folder, away, draw = self.store, self.store.with_suffix(".away"), rng.random()
         if away.exists():
             if draw < 0.3:
@@ -335,12 +332,6 @@ class _Run:
         elif draw < 0.06 and folder.exists():
             folder.rename(away)
             self.faults["store gone"] += 1
-        elif draw < 0.1:
-            for path in sorted(folder.glob("pic-*"))[:: rng.randrange(8, 12)]:
-                data = bytearray(path.read_bytes())
-                data[rng.randrange(len(data))] ^= 1
-                path.write_bytes(data)
-            self.faults["store broken"] += 1
 
     def _flush_while_busy(self) -> None:
         """A flush that SGLang refuses, unless no request runs at that moment."""

@@ -47,12 +47,6 @@ FETCHED_TOKENS: Final = Metric(
     MetricKind.COUNTER,
     "Of the spliced prompt tokens of admitted requests, those whose rows were read from host memory (HiCache).",
 )
-STORED_TOKENS: Final = Metric(
-    "sglang:pic_stored_tokens_total",
-    MetricKind.COUNTER,
-    "Of the tokens of sglang:pic_fetched_tokens_total, those whose rows were prefetched from HiCache's store for that "
-    "request.",
-)
 INHERITED: Final = Metric(
     "sglang:pic_inherited_requests_total",
     MetricKind.COUNTER,
@@ -108,7 +102,6 @@ METRICS: Final = (
     SPLICED,
     SPLICED_TOKENS,
     FETCHED_TOKENS,
-    STORED_TOKENS,
     INHERITED,
     INHERITED_TOKENS,
     UNKNOWN_TOKENS,
@@ -156,7 +149,7 @@ class Accounting:
         state.counts.reasons.update(reasons)
         if req.retracted_stain:
             return
-        num_spliced, _, num_fetched, num_stored = state.count(plan)
+        num_spliced, _, num_fetched = state.count(plan)
         req.cached_tokens += num_spliced
         prefix = req.prefix_len if first_chunk else 0
         computed = req.extend_end - req.prefix_len - num_spliced
@@ -172,7 +165,6 @@ class Accounting:
             self._series.add(RUNS, len(plan.runs))
             self._series.add(SPLICED)
             self._series.add(FETCHED_TOKENS, num_fetched)
-            self._series.add(STORED_TOKENS, num_stored)
             for run in plan.runs:
                 self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
         if self._log is not None:

@@ -71,10 +71,6 @@ class Publication:
         """Whether the generation of a path's rows is at most `max_generation`."""
         return self.index.generation(namespace, tokens) <= self.index.config.max_generation
 
-    def unknown(self, namespace: Namespace, tokens: Tokens, start: int, least: int) -> list[Span]:
-        """As `ContentIndex.unknown`."""
-        return self.index.unknown(namespace, tokens, start, least)
-
     def exactness(self, namespace: Namespace, tokens: Tokens) -> Exactness:
         """As `ContentIndex.exactness`."""
         return self.index.exactness(namespace, tokens)

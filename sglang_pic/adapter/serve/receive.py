@@ -105,16 +105,13 @@ def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict
     reason = counts.reason
     if result is None and not counts.guarded and reason is None:
         return None
-    storage = req.cached_tokens_storage + counts.stored
-    host = req.cached_tokens_host + counts.fetched - counts.stored
+    host = req.cached_tokens_host + counts.fetched
     return {
         **(result or {}),
-        "device": req.cached_tokens - host - storage,
+        "device": req.cached_tokens - host - req.cached_tokens_storage,
         "host": host,
         "pic": counts.chunk_hit,
-        **({"storage": storage} if counts.stored else {}),
         **({"pic_host": counts.fetched} if counts.fetched else {}),
-        **({"pic_storage": counts.stored} if counts.stored else {}),
         "pic_behind_change": counts.behind_change,
         "pic_guarded": counts.guarded,
         **({"pic_inherited": counts.inherited} if counts.inherited else {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,7 @@ from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.adapter.serve.rows import HostRows, OnDevice, Rows
 from sglang_pic.adapter.sglang.seams import Req
-from sglang_pic.core import DropReason, Exactness, Plan, Reason, Run, Span, Tokens, common_len
+from sglang_pic.core import DropReason, Exactness, Plan, Reason, Run, Span
 
 
 class Counted(NamedTuple):
@@ -29,8 +29,6 @@ class Counted(NamedTuple):
     """Those of `spliced` after a changed field."""
     fetched: int = 0
     """Those of `spliced` that are read from the host."""
-    stored: int = 0
-    """Those of `fetched` that were prefetched from a store for this request."""
 
 
 class Moves(NamedTuple):
@@ -156,10 +154,9 @@ class Counts:
     """Counts of a request so far, in tokens."""
 
     chunk_hit: int = 0
-    """Spliced tokens; the next three as in `Counted`."""
+    """Spliced tokens; the next two as in `Counted`."""
     behind_change: int = 0
     fetched: int = 0
-    stored: int = 0
     guarded: int = 0
     """Tokens computed because of a changed field."""
     inherited: int = 0
@@ -290,9 +287,7 @@ class RequestState:
         start, counted = self.last_chunk
         if plan is not None:
             fetched = 0 if self.pending is None else self.pending.num_fetched
-            loaded = self.of_features.get(LOADED_PATHS, ())
-            stored = min(fetched, sum(_num_loaded(run, loaded) for run in plan.runs)) if loaded else 0
-            counted = Counted(plan.num_spliced, plan.num_behind_change, fetched, stored)
+            counted = Counted(plan.num_spliced, plan.num_behind_change, fetched)
             self.last_chunk = start, counted
             self._add(counted)
         return counted
@@ -301,27 +296,12 @@ class RequestState:
         self.counts.chunk_hit += counted.spliced
         self.counts.behind_change += counted.behind_change
         self.counts.fetched += counted.fetched
-        self.counts.stored += counted.stored
 
     def release_row(self) -> None:
         """Forget the request's rows after its end or a retraction; a later prefill starts again."""
         self.drop_plan()
         self.matched_len, self.prefix, self.last_chunk = None, Exactness(), (0, Counted())
         self.spliced.clear()
-
-
-LOADED_PATHS: Final = "loaded"
-"""Key of `of_features`: `(tokens, start)` of paths whose rows from `start` on were prefetched for the request."""
-
-
-def _num_loaded(run: Run, loaded: Sequence[tuple[Tokens, int]]) -> int:
-    """How many rows of a run were prefetched from a store for its request."""
-    found = 0
-    for tokens, start in loaded:
-        end = min(run.donor_end, len(tokens))
-        if end > max(start, run.donor_start) and common_len(run.donor.tokens(end), tokens) >= end:
-            found = max(found, end - max(start, run.donor_start))
-    return found
 
 
 def _part(run: Run, start: int, end: int) -> Run:

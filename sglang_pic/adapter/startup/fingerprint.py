@@ -10,24 +10,20 @@ import torch
 
 from sglang_pic.adapter.probe.ranks import all_digests
 from sglang_pic.adapter.sglang.seams import ModelRunner, TpGroup
-from sglang_pic.core import CoreConfig
 from sglang_pic.runtime.splice import Splicer
 
 _SAMPLES = 64
 
 
-def read_fingerprint(
-    models: Sequence[tuple[ModelRunner, Splicer]], host_pool: Any, config: CoreConfig, tp_group: TpGroup | None
-) -> bytes:
-    """Digest of everything beside tokens that rows and chunks depend on; all ranks must call this together.
+def read_fingerprint(models: Sequence[tuple[ModelRunner, Splicer]], host_pool: Any, tp_group: TpGroup | None) -> bytes:
+    """Digest of everything beside tokens that rows depend on; all ranks must call this together.
 
-    Covers every rank's weights (`_SAMPLES` elements of each parameter, 10 ms for a thousand of them), rotations, the
-    layout of pool and host pool, and chunk sizes. Cost: a copy from the device for each parameter.
+    Covers every rank's weights (`_SAMPLES` elements of each parameter, 10 ms for a thousand of them), rotations, and
+    the layout of pool and host pool. Cost: a copy from the device for each parameter.
 
     Args:
         models: the model and its drafts, each with what moves its rows.
         host_pool: HiCache's for the model's rows.
-        config: the server's chunk sizes.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
     """
     mine = hashlib.sha256()
@@ -41,7 +37,6 @@ def read_fingerprint(
         if view.index_dtype is not None:
             mine.update(f"{view.index_dtype}".encode())
     mine.update(f"{type(host_pool).__name__} {host_pool.layout} {host_pool.page_size}".encode())
-    mine.update(f"{config.chunk_min_tokens} {config.chunk_avg_tokens} {config.chunk_max_tokens}".encode())
     return hashlib.sha256(repr(all_digests(mine.digest(), tp_group)).encode()).digest()
 
 

@@ -1,10 +1,10 @@
-"""The draft model of speculative decoding: which one SGLang serves with, and how its rows are moved.
+"""The draft model of speculative decoding: finds the one that SGLang uses, and moves its rows.
 
-Draft and target share slots and page tables, and each has a KV pool of its own. Where the target has a pool for its
-sliding windows, so has a draft with windows, and one table says for both which slot of it a token has. A draft's row
-also depends on the next token, because SGLang shifts the draft's input by one; so the last token of an equal span is
-computed. With multi-layer EAGLE each step has a model of its own, a *head*, whose input is shifted by one more. Spliced
-draft rows affect how many draft tokens are accepted, and no answer.
+Draft and target share slots and page tables, but each has its own KV pool. If both have a pool for sliding windows, one
+table maps a slot to its window slot for both. SGLang shifts the draft's input by one token, so a draft's row also
+depends on the next token, and the last token of an equal span is computed. With multi-layer EAGLE each step has its own
+model, a *head*, and the input of each head is shifted by one token more. Spliced draft rows may change how many draft
+tokens are accepted, but never the answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Draft:
     runner: ModelRunner
     """Runs the draft model."""
     splicer: Splicer
-    """Moves its rows."""
+    """Moves the draft's rows."""
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -50,9 +50,9 @@ class Draft:
             yield
 
     def spec_info(self, tokens: torch.Tensor) -> Any:
-        """The `spec_info` of the draft's prefill of `tokens`, `[num_tokens]`: hidden states made from the tokens.
+        """The `spec_info` of the draft's prefill of `tokens`, `[num_tokens]`, with hidden states made from the tokens.
 
-        `hidden_states` is None for a draft that reads none of the target.
+        `hidden_states` is None for a draft that does not read the target's hidden states.
         """
         from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
         from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
@@ -66,26 +66,26 @@ class Draft:
 
 
 def read_drafts(ctx: BuildContext, target: Splicer) -> list[Draft]:
-    """The draft model of a server, if it has one with KV rows of its own, or its heads in the order of their steps.
+    """The draft model of a server, or its heads in the order of their steps; empty without a draft with KV rows.
 
     Args:
-        ctx: what SGLang hands over; its flags were found to be supported.
+        ctx: SGLang's build context; its flags are supported.
         target: moves the target's rows.
 
     Raises:
         UnsupportedError: the draft's rows cannot be moved.
-        ContractError: SGLang serves with another draft than was seen.
+        ContractError: SGLang has no draft worker for this model, several, or one with another prefill than SGLang's.
     """
     algorithm: Any = ctx.tp_worker.model_runner.spec_algorithm
     if not (algorithm.is_eagle() or algorithm.is_standalone()):
         return []
     found = drafts_of(ctx.tp_worker)
-    # Whatever a platform puts in its place has to prefill as SGLang's own does.
+    # A platform may replace the worker, but not its prefill.
     if len(found) != 1 or not _prefills_as_known(found[0]):
         raise ContractError(
-            f"--speculative-algorithm {algorithm.name}: SGLang serves with {[type(each).__name__ for each in found]}, "
-            "and not with one draft worker whose prefill is SGLang's own; start without --speculative-algorithm, "
-            "or without --radix-cache-backend pic."
+            f"--speculative-algorithm {algorithm.name}: SGLang has the draft workers "
+            f"{[type(each).__name__ for each in found]}; only one worker with SGLang's own prefill is supported; start "
+            "without --speculative-algorithm, or without --radix-cache-backend pic."
         )
     (worker,) = found
     runners = getattr(worker, "draft_runner_list", [worker.draft_runner])
@@ -93,7 +93,7 @@ def read_drafts(ctx: BuildContext, target: Splicer) -> list[Draft]:
 
 
 def _prefills_as_known(worker: Any) -> bool:
-    """Whether a draft worker's prefill is one of SGLang's own two, whose batches are narrowed."""
+    """Whether a draft worker's prefill is one of SGLang's two, whose batches we reduce to the gaps."""
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     known: Any = EagleDraftWorker
@@ -105,7 +105,7 @@ def _prefills_as_known(worker: Any) -> bool:
 
 
 def _read_splicer(ctx: BuildContext, runner: ModelRunner, target: Splicer) -> Splicer:
-    """Moves the rows of a draft model in the slots that its target has."""
+    """The splicer of a draft model, over the slots of its target."""
     with named(runner):
         refusal = refused_backend(runner)
         if refusal:
@@ -116,7 +116,7 @@ def _read_splicer(ctx: BuildContext, runner: ModelRunner, target: Splicer) -> Sp
             sizes = f"a KV pool of {splicer.view.num_slots!r} slots beside the target's {target.view.num_slots!r}"
             raise UnsupportedError(Refused("both must have as many, because rows of a slot move together").line(sizes))
         windows, theirs = splicer.view.windows, target.view.windows
-        # A donor's slots in the pool of windows are looked up once, in the target's table.
+        # A donor's window slots are looked up once, in the target's table.
         if windows is not None and (theirs is None or windows.slots is not theirs.slots):
             raise UnsupportedError(Refused("both must have the same").line("window slots that are not the target's"))
     return splicer
@@ -124,13 +124,13 @@ def _read_splicer(ctx: BuildContext, runner: ModelRunner, target: Splicer) -> Sp
 
 @contextmanager
 def named(runner: ModelRunner) -> Iterator[None]:
-    """Make errors say that they are about the draft model of `runner`, and name the draft's own flags."""
+    """Make errors name the draft model of `runner` and the draft's flags."""
     algorithm: Any = runner.spec_algorithm
     try:
         yield
     except (UnsupportedError, ContractError) as error:
         text = str(error).removesuffix(".")
-        # A draft has one flag for both of its passes.
+        # A draft has one attention flag, for prefill and decode.
         text = re.sub(r" --prefill-attention-backend (\w+), and [^;]*", r" --attention-backend \1", text)
         for flag in ("attention-backend", "kv-cache-dtype"):
             text = re.sub(rf" --{flag}\b", f" --speculative-draft-{flag}", text)

@@ -1,9 +1,9 @@
 """The rows of a draft that HiCache keeps on the host, in the slots of its target's rows.
 
-SGLang backs rows of both up and loads both back in one operation, so where the host has a row of the target it has the
-draft's. Where the draft's layers are like the target's (NEXTN, one layer a head) they follow them in the target's host
-pools, those with windows in that for windows; any other draft has host pools of its own, which SGLang registers once
-the tree is made.
+SGLang backs up and loads back the rows of draft and target in one operation, so the host has either both or none. If
+the draft's layers are like the target's (NEXTN, with one layer per head), SGLang appends them to the target's host
+pools, layers with windows to the host pool for windows. Any other draft has its own host pools, which SGLang registers
+after the tree was made.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-OTHER_HEADS = Refused(
-    "SGLang keeps the rows of the first head alone there", "start without --enable-hierarchical-cache"
-)
+OTHER_HEADS = Refused("SGLang keeps rows only of the first head there", "start without --enable-hierarchical-cache")
 OTHER_WINDOWS = Refused(
-    "SGLang keeps them in a pool beside the target's, which is not read yet",
+    "SGLang keeps them in a separate pool, which the plugin does not read",
     "start without --enable-hierarchical-cache",
 )
 
 CUT_BETWEEN_RANKS = Refused(
-    "a store keeps latent rows once for all ranks, and a draft's rows by head would be those of the first rank",
+    "a store keeps latent rows once for all ranks, so it would keep only the first rank's heads of the draft",
     "start without --hicache-storage-backend",
 )
 
@@ -34,10 +32,10 @@ CUT_BETWEEN_RANKS = Refused(
 def is_stored_whole(
     drafts: Sequence[Draft], target: PoolView, ranks: TpGroup | None, *, has_store: bool = False
 ) -> bool:
-    """Whether a store would keep each rank's rows of the drafts: not those by head beside a target's latent rows.
+    """Whether a store keeps every rank's rows of the drafts; not if they are split by head and the target's are latent.
 
     Raises:
-        UnsupportedError: there is a store that would not.
+        UnsupportedError: it does not, and a store is attached.
     """
     by_head = any(draft.splicer.view.kind is PoolKind.MHA for draft in drafts)
     is_cut = by_head and target.kind is PoolKind.MLA and ranks is not None and ranks.world_size > 1
@@ -51,11 +49,11 @@ class DraftsOnHost:
 
     Args:
         drafts: of the server.
-        params: SGLang's of the tree; says which pools of drafts are packed and which have host pools of their own.
+        params: SGLang's parameters of the tree, with the draft pools that are packed and those with own host pools.
         group: the host pools of the tree.
 
     Raises:
-        UnsupportedError: the host does not keep the rows of a draft, or they cannot be read there.
+        UnsupportedError: the host does not keep a draft's rows, or they cannot be read there.
     """
 
     def __init__(self, drafts: Sequence[Draft], params: Any, group: Any) -> None:
@@ -74,10 +72,10 @@ class DraftsOnHost:
                     raise UnsupportedError(OTHER_HEADS.line("a head's rows on the host"))
 
     def bind_registered(self) -> int:
-        """Bind the draft with host pools of its own if SGLang has registered all of them by now.
+        """Bind the draft with its own host pools if SGLang has registered all of them.
 
         Returns:
-            The bytes of a token's rows in these pools; 0 where there was nothing to bind.
+            The bytes of a token's rows in these pools; 0 if nothing was bound.
 
         Raises:
             UnsupportedError: the rows cannot be read there.
@@ -95,7 +93,7 @@ class DraftsOnHost:
         return 0
 
     def _bind_packed(self, draft: Draft, before: Sequence[Any]) -> None:
-        """Bind a draft whose layer follows those of its target, and of the pools `before` it."""
+        """Bind a draft whose layers follow those of its target and of the pools `before` it."""
         from sglang.srt.mem_cache.hicache_storage import PoolName
 
         view = draft.splicer.view

@@ -1,4 +1,4 @@
-"""Notes SGLang's workers of speculative decoding, which SGLang makes before the cache and does not hand over."""
+"""Records SGLang's workers of speculative decoding, which SGLang makes before the cache and does not pass to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from sglang_pic.adapter.sglang.hooks import hook
 
 _workers: list[Any] = []
-"""One for each scheduler of this process, which are as many as there are caches."""
+"""One per scheduler of this process, as there is one cache per scheduler."""
 
 
 def install() -> None:
@@ -16,7 +16,7 @@ def install() -> None:
 
 
 def drafts_of(target_worker: object) -> list[Any]:
-    """SGLang's draft workers beside a target's worker: one at most, none without a draft model."""
+    """SGLang's draft workers of a target's worker: at most one; none without a draft model."""
     found = (worker.draft_worker for worker in _workers if worker.target_worker is target_worker)
     return [draft for draft in found if draft is not None]
 

@@ -1,1 +1,1 @@
-"""Rows that HiCache keeps on the host, and text that other servers put into its store."""
+"""Rows that HiCache keeps on the host, and the keys of rows in its store."""

@@ -1,4 +1,4 @@
-"""The tree of a server with HiCache: what happens to rows on the host and in a store."""
+"""The radix tree of a server with HiCache, whose rows are kept on the host and in a store, too."""
 
 from __future__ import annotations
 
@@ -15,52 +15,50 @@ from sglang_pic.adapter.namespace import is_strict
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.hooks import hook
-from sglang_pic.adapter.sglang.seams import Req
 
 NO_STORE: Final = (
-    "A store of HiCache would take spliced window rows, or rows beside images, for computed ones, or rows of this "
-    "draft for others; start without --radix-cache-backend pic to attach one."
+    "A store of HiCache cannot distinguish spliced window rows or rows beside images from computed ones, or the rows "
+    "of this draft from others; start without --radix-cache-backend pic to attach one."
 )
 
 
 class HiCacheTree(PicRadixCache):
-    """`PicRadixCache` whose rows go to the host, and to a store if one is attached."""
+    """`PicRadixCache` with rows on the host, and in a store if one is attached."""
 
     host: HostTier
     store: StoreTier | None = None
-    """None beside windows in a pool of their own, images, and drafts whose rows SGLang's keys do not name."""
+    """None with windows in a pool of their own, with images, and with drafts whose rows SGLang's keys do not name."""
     drafts: DraftsOnHost | None = None
-    """None until the host's pools are known."""
+    """None until SGLang has made the host's pools."""
 
     def register_sidecar_pool(self, spec: Any, entry: Any = None) -> None:
-        """Take note of another host pool as SGLang does; the pools of a draft come last."""
+        """Register another host pool as SGLang does, and bind the draft's host pools, which are registered last."""
         super().register_sidecar_pool(spec, entry)
         if self.drafts is not None:
             self.host.token_bytes += self.drafts.bind_registered()
 
     def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-        """Attach a store of HiCache's to the running server, if it would tell spliced rows from computed ones."""
+        """Attach a store to the running server; refuse one that cannot distinguish spliced rows from computed ones."""
         if self.store is None:
             return False, NO_STORE
         attached: tuple[bool, str] = super().attach_storage_backend(*args, **kwargs)
         return attached
 
     def insert(self, params: base.InsertParams) -> base.InsertResult:
-        """Insert as SGLang does, noting rows that were on the host only."""
+        """Insert as SGLang does, and report which rows were on the host only."""
         params.track_adopted_ranges = True
         return super().insert(params)
 
     def loading_check(self, finish_count: int | None = None) -> None:
-        """Take note of loads from the host as SGLang does, and of rows that were fetched from there for splices."""
+        """Finish loads from the host as SGLang does, and unlock host rows that splices have read."""
         super().loading_check(finish_count)
-        self.host.give_back()
+        self.host.unlock_read()
 
     def write_backup_storage(self, node_id: int) -> None:
-        """Write rows to the store: under SGLang's keys as far as they are those that any server computes for the text.
+        """Write the rows of a node to the store: exact rows under SGLang's keys, approximate rows under our own.
 
-        NOTE: those keys are made of tokens, the client's key and the salt, so a server without the plugin finds what is
-        written under them, and so do requests that want exact rows. What came from a splice, or stands behind it, has
-        keys of the plugin's own, where the store is of a kind that it can list.
+        NOTE: SGLang's keys are made of tokens, the client's key and the salt. Servers without the plugin, and requests
+        that want exact rows, read what is written under them.
         """
         extra_key, _ = self.tree_core.prefetch_anchor_info(node_id)
         if is_strict(extra_key):
@@ -75,75 +73,59 @@ class HiCacheTree(PicRadixCache):
             super().write_backup_storage(node_id)
 
     def _announce(self, node_id: int) -> bool:
-        """Whether the rows of a node may be written; the store knows then what they are."""
+        """Whether the rows of a node may be written; if so, their keys are announced to the store."""
         path = self.host.path_to(node_id)
         if path is None:
             return False
-        num_rows = len(path.slots)
-        exact_end = self.publication.exactness(path.namespace, path.tokens[:num_rows]).exact_len
-        is_exact = exact_end >= num_rows
+        exact_end = self.publication.exactness(path.namespace, path.tokens[: path.num_rows]).exact_len
+        is_exact = exact_end >= path.num_rows
         if not is_exact and not self.publication.may_be_shared(path.namespace, path.tokens):
             return False
         return is_exact if self.store is None else self.store.announce(path, exact_end)
 
     def prefetch_from_storage(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Look for a prefix in the store as SGLang does."""
-        # Before SGLang's threads see it.
+        """Look for a prefix in the store as SGLang does, and for pages under our own keys."""
+        # Before SGLang's threads see the request.
         if self.store is not None and not self.has_ongoing_prefetch(request):
-            self.store.note_prefetch(request, *args, **kwargs)
+            with self.guarded(Fallback.FAULT_STORE):
+                self.store.note_prefetch(request, *args, **kwargs)
         return super().prefetch_from_storage(request, *args, **kwargs)
 
     def _handle_prefetch_result(self, operation: Any) -> None:
-        """Put what came from the store into the tree as SGLang does, and publish it."""
+        """Insert rows from the store as SGLang does, and publish them."""
         super()._handle_prefetch_result(operation)
         if self.store is not None:
             with self.guarded(Fallback.FAULT_PUBLICATION):
                 self.store.publish(operation)
 
-    def look_up(self, req: Req) -> None:
-        """Look for the text of an arrived request in the store, beside SGLang's own look for its prefix."""
-        if self.store is not None:
-            with self.guarded(Fallback.FAULT_STORE):
-                self.store.look_up(req)
-
     def check_hicache_events(self) -> None:
-        """Go on with loads and backups as SGLang does, then with what was looked up in the store."""
+        """Process finished loads and backups as SGLang does, and forget prefetches that ended without a result."""
         super().check_hicache_events()
         if self.store is not None:
-            with self.guarded(Fallback.FAULT_STORE):
-                self.store.step()
-
-    def check_prefetch_progress(self, request: Any) -> bool:
-        """Whether a request need not wait for the store: for its prefix, nor for its text."""
-        is_done: bool = super().check_prefetch_progress(request)
-        return is_done and (self.store is None or self.store.is_ready(request))
+            self.store.forget_ended()
 
     def release_aborted_request(self, request: Any) -> None:
-        """Forget what was looked up for a request that left, too."""
+        """Release an aborted request as SGLang does, and forget its prefetch."""
         super().release_aborted_request(request)
         if self.store is not None:
-            self.store.abandon(request)
+            self.store.forget(request)
 
 
-def install(tree: HiCacheTree, store: StoreTier) -> None:
-    """Register the hooks of a server with HiCache, whose threads write to a store and read from it."""
+def install(store: StoreTier) -> None:
+    """Hook SGLang's threads that write to a store and read from it."""
 
-    def after_prefetch(_: None, _scheduler: object, req: Req, *args: object, **kwargs: object) -> None:
-        tree.look_up(req)
-
-    # NOTE: what follows runs on SGLang's threads.
+    # NOTE: these run on SGLang's threads.
     def around_backup(original: Callable[..., None], controller: Any, operation: Any) -> None:
         write = store.take_write(operation)
         if write is None:
             return
         pages = operation.hash_value
         try:
-            # SGLang gives the pages of side pools these keys, too.
-            operation.hash_value = store.keys_to_write(operation, write)
+            # SGLang writes the pages of side pools under these keys, too.
+            operation.hash_value = [*pages[: len(pages) - len(write.own_keys)], *write.own_keys]
             original(controller, operation)
         finally:
             operation.hash_value = pages
-        store.backed_up(operation, write)
 
     def around_query(original: Callable[..., Any], controller: Any, operation: Any) -> tuple[list[str], int]:
         pages, _ = original(controller, operation)
@@ -157,10 +139,8 @@ def install(tree: HiCacheTree, store: StoreTier) -> None:
     def around_transfer(
         original: Callable[..., int], controller: object, operation: Any, pages: Any, slots: Any, *args: object
     ) -> int:
-        num_pages = original(controller, operation, store.keys_to_read(operation, pages), slots, *args)
-        return store.check(operation, pages, slots, num_pages)
+        return original(controller, operation, store.keys_to_read(operation, pages), slots, *args)
 
-    hook(__name__, "Scheduler._prefetch_kvcache", after_prefetch)
     hook(__name__, "HybridCacheController._page_backup", around_backup)
     hook(__name__, "HybridCacheController._storage_hit_query", around_query)
     hook(__name__, "HybridCacheController._sync_prefetch_hit_query", around_agreement)
