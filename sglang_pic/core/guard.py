@@ -70,9 +70,10 @@ class Guard:
         self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
         self._key_order = KeyOrder(tokens, lexicon) if lexicon is not None and policy.edit != "in_place" else None
-        # Serial of a node -> the highest generation above it; id of a field -> the field, and whether its value is
-        # unchanged after all.
+        # Serial of a node -> the highest generation above it.
         self._above: dict[int, int] = {}
+        # Id of a field -> the field, which keeps the id, and whether its value is unchanged after all. NOTE: not by the
+        # field's value: another donor's text around the same value may differ.
         self._judged: dict[int, tuple[Difference, bool]] = {}
         self._work = 0
         self._refused: list[Span] = []
