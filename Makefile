@@ -152,12 +152,16 @@ fuzz: setup .versions/fuzz ## fuzz the readers of traces, streams, options and s
 
 .PHONY: contract
 contract: setup $(foreach version,$(OTHER_SGLANG),.versions/sglang==$(version)) ## digests of the functions of SGLang that the tests ran with
-	$(BIN)/python -m sglang_pic.adapter.sglang.contract
-	for other in $(OTHER_SGLANG); do PYTHONPATH=$(CURDIR)/.versions/sglang==$$other $(BIN)/python -m sglang_pic.adapter.sglang.contract; done
+	$(BIN)/python -m pic_bench.contract.write_bodies
+	for other in $(OTHER_SGLANG); do PYTHONPATH=$(CURDIR)/.versions/sglang==$$other $(BIN)/python -m pic_bench.contract.write_bodies; done
 
 .PHONY: reference
 reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
 	$(BIN)/python -m pic_bench.pages.reference
+
+.PHONY: recipes
+recipes: setup ## ask of families and public recipes whether they start: MODELS.md, RECIPES.md and COMMANDS.md, minutes
+	$(BIN)/python -W ignore -m pic_bench.pages.starts
 
 .PHONY: study
 study: setup ## write the tables of the study's pages from the records in bench/results
@@ -166,7 +170,7 @@ study: setup ## write the tables of the study's pages from the records in bench/
 .PHONY: site
 site: setup .versions/docs ## build the documentation and the companion into runs/site; a broken link fails
 	$(MAKE_MODEL)
-	PYTHONPATH=$(CURDIR)/.versions/docs $(BIN)/python -m sphinx -W --keep-going -q -d build/site -c sglang_pic/site . runs/site
+	PYTHONPATH=$(CURDIR)/.versions/docs $(BIN)/python -m sphinx -W --keep-going -q -d build/site -c bench/pic_bench/site . runs/site
 
 .PHONY: deploy
 deploy: setup .versions/deploy ## check the files of sglang_pic/deploy: compose, Kubernetes, systemd

@@ -118,7 +118,7 @@ def _read_runtime() -> Iterator[Support]:
         if version == BUILT_FOR:
             yield Support(Area.SGLANG, Level.TESTED, version, "every test runs on it")
         else:
-            reason = "an earlier commit was tested on it; `doctor --sglang WHEEL` says what it lacks for this one"
+            reason = "an earlier commit was tested on it; `sglang-pic doctor` says what it lacks for this one"
             yield Support(Area.SGLANG, Level.ADMITTED, version, reason)
     for name in (*KNOWN_EMBEDDINGS, *MODEL_EMBEDDINGS):
         if name in _MOVED_ON_SERVERS:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sglang_pic.core import token_loops
+from sglang_pic.core import budget, token_loops
 from sglang_pic.core.plan import Context
 from sglang_pic.core.spans import Span
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, common_len
@@ -38,11 +38,6 @@ MAX_ALIGNED_FIELDS = 256
 """The walk ends at a context with more changed fields, and everything after them is computed."""
 # A difference with more pairs of equal tokens is one field: a text of few words differs everywhere.
 _MAX_PAIRS = 2048
-# Costs in tokens compared: of a step of the walk, a node visited, a field found again, a pair of equal tokens.
-_WORK_PER_STEP = 256
-_WORK_PER_NODE = 4
-_WORK_PER_FIELD = 4
-_WORK_PER_PAIR = 16
 
 
 class Difference(NamedTuple):
@@ -102,7 +97,7 @@ class Aligner:
         if not self._most:
             return _OTHER
         alignment = self._align(node, start, shift)
-        self.work += _WORK_PER_FIELD * len(alignment.fields)
+        self.work += budget.PER_FIELD * len(alignment.fields)
         self._known[node.serial, shift] = start, alignment
         return alignment
 
@@ -113,7 +108,7 @@ class Aligner:
             low = max(shared, shared + shift)
             known_from, known = self._known.get((node.serial, shift), (low, None))
             if at > low:
-                self.work += _WORK_PER_STEP + at
+                self.work += budget.PER_WALK_STEP + at
                 node, at, _ = equal_start(node, at, shift, self._tokens, max(low, min(known_from, at)), ANY)
                 self.work -= at
             if known is not None and at == known_from:
@@ -151,7 +146,7 @@ class Aligner:
             node = node.parent
         shared = self._shared.get(node.serial, 0)
         self._shared.update(dict.fromkeys(line, shared))
-        self.work += _WORK_PER_NODE * len(line)
+        self.work += budget.PER_NODE * len(line)
         return shared
 
     def _images(self, node: Node, old_end: int, old_len: int, new_end: int, new_len: int) -> Difference | None:
@@ -226,7 +221,7 @@ class Aligner:
         num_pairs = sum(times[token] for token in new)
         if num_pairs > _MAX_PAIRS:
             return [((0, len(old)), (0, len(new)))]
-        self.work += _WORK_PER_PAIR * num_pairs
+        self.work += budget.PER_PAIR * num_pairs
         parts = []
         old_at = new_at = 0
         for old_from, new_from, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():

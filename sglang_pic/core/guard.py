@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sglang_pic.core import budget
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS, Aligner, Alignment, Difference
 from sglang_pic.core.key_order import KeyOrder
 from sglang_pic.core.lexicon import Lexicon
@@ -33,8 +34,6 @@ _MIN_PIECE_TOKENS = 16
 # sessions have at most 21 changed fields in a plan, and 27 runs.
 _MAX_FIELDS = 512
 _MAX_FIELDS_BEHIND = 8192
-# Cost of visiting a node, in tokens compared.
-_WORK_PER_NODE = 4
 
 
 class Guarded(NamedTuple):
@@ -71,9 +70,10 @@ class Guard:
         self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
         self._key_order = KeyOrder(tokens, lexicon) if lexicon is not None and policy.edit != "in_place" else None
-        # Serial of a node -> the highest generation above it; id of a field -> the field, and whether its value is
-        # unchanged after all.
+        # Serial of a node -> the highest generation above it.
         self._above: dict[int, int] = {}
+        # Id of a field -> the field, which keeps the id, and whether its value is unchanged after all. NOTE: not by the
+        # field's value: another donor's text around the same value may differ.
         self._judged: dict[int, tuple[Difference, bool]] = {}
         self._work = 0
         self._refused: list[Span] = []
@@ -158,7 +158,7 @@ class Guard:
         for each in reversed(line):
             above = self._above[each.serial] = max(above, at.generation(each.start))
             at = each
-        self._work += _WORK_PER_NODE * len(line)
+        self._work += budget.PER_NODE * len(line)
         return max(above, node.generation(end))
 
     def _align(self, node: Node, start: int, shift: int) -> Alignment:

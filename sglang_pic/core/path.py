@@ -6,12 +6,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from sglang_pic.core import budget
 from sglang_pic.core.tokens import Tokens, common_len
 from sglang_pic.core.trie import Node
-
-# The cost of visiting a node, in tokens compared; and how many tokens are copied at the cost of comparing one.
-_WORK_PER_NODE = 4
-_COPIED_TOKENS = 64
 
 
 class Path:
@@ -90,7 +87,7 @@ class PlanPaths:
             path = Path(node.trie.namespace, [part.tokens for part in line])
             for part in line:
                 self._by_serial.setdefault(part.serial, path)
-            self.work += _WORK_PER_NODE * len(line) + node.end // _COPIED_TOKENS
+            self.work += budget.PER_NODE * len(line) + node.end // budget.COPIED_TOKENS
         return path
 
     def is_exact(self, start: int, shift: int, path: Path) -> bool:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sglang_pic.core import token_loops
+from sglang_pic.core import budget, token_loops
 from sglang_pic.core.context import find_reordered, other_tail_starts
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.guard import Guard
@@ -37,17 +37,8 @@ It must lock the rows that it finds until the plan ends, and must not call the i
 
 # Tokens before a span that are compared to choose between donors, and to decide whether it needs a seam.
 _CONTEXT_TOKENS = 16
-# Most tokens compared: a multiple of the prompt's tokens, and a constant.
-_WORK_FACTOR = 32
-_WORK_FLOOR = 1 << 16
 # The prompt is scanned in blocks, so that the inside of a long run need not be scanned.
 _BLOCK_TOKENS = 16384
-# Costs of a donor, of looking up an ending, and of hashing a chunk, in tokens compared (about 20 ns each).
-_WORK_PER_DONOR = 64
-_WORK_PER_ENDING = 16
-_WORK_PER_NAME = 8
-# Cost of a further node in a comparison.
-_WORK_PER_STEP = 16
 
 
 class _Candidate(NamedTuple):
@@ -130,12 +121,12 @@ class Planner:
         self._paths = PlanPaths(tokens)
         # (serial of a node, shift) -> end of an equal span that is not worth a run: its other chunks are skipped.
         self._short: dict[tuple[int, int], int] = {}
-        self._work = -_WORK_PER_STEP * trie.num_steps
+        self._work = -budget.PER_FURTHER_NODE * trie.num_steps
 
     @property
     def work(self) -> int:
         """Cost so far, in tokens compared."""
-        return self._work + _WORK_PER_STEP * self._trie.num_steps + self._paths.work + self._guard.work
+        return self._work + budget.PER_FURTHER_NODE * self._trie.num_steps + self._paths.work + self._guard.work
 
     def plan(self) -> Plan:
         """The plan. Cost O(tokens after the prefix) in any case."""
@@ -176,7 +167,7 @@ class Planner:
         if self._limits.stop - at < self._limits.min_spliced:
             return runs
         data = self._tokens.data.cast("B")
-        budget = _WORK_FLOOR + _WORK_FACTOR * (self._end - self._prefix_len)
+        allowed = budget.allowed(self._end - self._prefix_len)
         heads = self._donors.heads
         while at < self._limits.stop:
             stop = min(at + _BLOCK_TOKENS, self._end)
@@ -190,7 +181,7 @@ class Planner:
                         runs.append(run)
                         self._served = run.target_end
                         i = bisect_right(places, self._served, i) - 1
-                    if self.work > budget:
+                    if self.work > allowed:
                         self._dropped[DropReason.BUDGET] += 1
                         return runs
                 i += 1
@@ -203,7 +194,7 @@ class Planner:
         # last removes something, and rounds are bounded.
         for _ in range(self._donors.max_per_name + 1):
             donors, num_named = self._donors.ending_at(ending, data, chunk_end)
-            self._work += _WORK_PER_DONOR + _WORK_PER_NAME * num_named
+            self._work += budget.PER_DONOR + budget.PER_NAME * num_named
             best = self._best(donors, chunk_end, shift) if donors else None
             if best is None:
                 return None
@@ -306,7 +297,7 @@ class Planner:
             _, context_start, _ = equal_start(first, start, shift, tokens, low, ANY)
         if chunk_end < limits.stop and start < end:
             node, end = equal_end(node, end, shift, tokens, limits.stop, ELIGIBLE)
-        self._work += end - start + _WORK_PER_DONOR
+        self._work += end - start + budget.PER_DONOR
         return _Candidate(start, end, shift, node, start - context_start) if start < end else None
 
     def _is_short(self, node: Node, chunk_end: int, shift: int) -> bool:
@@ -460,7 +451,7 @@ class Planner:
         """Whether every donor of this ending leads to a span that is not worth a run."""
         if not self._short:
             return False
-        self._work += _WORK_PER_ENDING
+        self._work += budget.PER_ENDING
         return self._donors.all_shorter(ending, chunk_end, self._short)
 
     def _count_drop(self, found: _Candidate | None) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pic_bench.contract.write_bodies import add_version
 
 from sglang_pic.adapter.sglang import bodies, contract, source
 from sglang_pic.adapter.sglang.bodies import TESTED_BODIES, changed_bodies, digest
@@ -83,7 +84,7 @@ def test_a_table_keeps_every_version(stand_in: Any, monkeypatch: pytest.MonkeyPa
 
     def add(text: str, version: str) -> dict[str, Any]:
         stand_in(text)
-        assert bodies.add_version([PATH], version) == 1
+        assert add_version([PATH], version) == 1
         table = bodies.read_table(bodies.TABLE)
         monkeypatch.setattr(bodies, "TESTED_BODIES", table)
         return dict(table[PATH])
@@ -94,7 +95,7 @@ def test_a_table_keeps_every_version(stand_in: Any, monkeypatch: pytest.MonkeyPa
     before = bodies.TABLE.read_text()
     add(_LOCK.replace("depth=1", "depth=2"), "1.1")
     assert bodies.TABLE.read_text() == before
-    assert bodies.add_version([PATH], "1.1", lacking=[PATH]) == 0
+    assert add_version([PATH], "1.1", lacking=[PATH]) == 0
     assert [*bodies.read_table(bodies.TABLE)[PATH].values()] == [("1.0",)], "servers that need it are refused"
 
 

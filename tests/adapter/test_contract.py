@@ -17,8 +17,6 @@ from sglang_pic.adapter.sglang.contract import (
     BUILT_FOR,
     CONTRACT,
     FEATURES,
-    FRONT,
-    HTTP,
     Symbol,
     check_contract,
     installed_version,
@@ -119,12 +117,10 @@ def test_a_server_with_a_gpu_loads_neither_the_cpu_platform_nor_benchmarks() -> 
     assert done.stdout.splitlines() == ["cuda", gates, "True"], done.stderr
 
 
-def test_every_function_that_is_hooked_is_in_the_contract() -> None:
-    """And every row of the table of hooks is somebody's: code that registers no row of it would not be found by it."""
-    listed = {symbol.path for symbols in (FRONT, HTTP, CONTRACT, *FEATURES.values()) for symbol in symbols}
+def test_every_hook_of_the_contract_is_registered() -> None:
+    """And no other: code that registers a function under a name of its own would not be found by it."""
     root = Path(hooks.__file__).parent.parent
     for owner, rows in hooks.HOOKS.items():
-        assert {f"sglang.srt.{target}" for target in rows} <= listed
         text = (root / owner.replace(".", "/")).with_suffix(".py").read_text()
         named = re.findall(r'hook\(__name__, "([\w.]+)"', text)
         assert len(named) == len(rows), owner

@@ -11,7 +11,6 @@ import pickle
 import re
 import shutil
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
@@ -23,7 +22,6 @@ from unittest.mock import patch
 
 import pytest
 
-from sglang_pic.adapter.doctor.recipes import ANSWERS
 from sglang_pic.adapter.sglang.bodies import known_versions
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.support import SUPPORT, Area, Level, check_support, find
@@ -41,9 +39,6 @@ _SENDS = ("--disaggregation-mode", "prefill")
 _WITHOUT_MODEL = {
     "no model": (["--json"], ""),
     "only flags": (["--json", "--", "--page-size", "64"], ""),
-    "families": (["--families"], ""),
-    "families on a card": (["--families", "--json", "--card", "b200"], ""),
-    "recipes on a card": (["--recipes", "--card", "b200"], ""),
 }
 
 
@@ -102,7 +97,7 @@ def ask(cases: dict[str, tuple[list[str], str]]) -> dict[str, Answer]:
 
 def family(folder: Path, name: str) -> str:
     """A folder with the configuration of a family that people serve."""
-    from sglang_pic.adapter.doctor.families import load_families
+    from pic_bench.pages.families import load_families
 
     (config,) = (each.config for each in load_families() if each.name.split(",")[0] == name)
     (made := folder / name).mkdir()
@@ -130,7 +125,6 @@ def as_typed(folder: Path, gqa: str) -> dict[str, tuple[list[str], str]]:
         "no folder": on("h100", str(folder / "nowhere")),
         "empty folder": on("h100", str(folder / "empty")),
         "text": ([gqa, "--card", "h100"], ""),
-        "several cards": ([gqa, "--card", "h100,b200"], ""),
     }
 
 
@@ -328,8 +322,9 @@ TYPED: dict[str, list[tuple[str, str, dict[str, str]]]] = {
 
 def ask_for_each(folder: Path) -> dict[str, list[tuple[list[str], str]]]:
     """For each of `TYPED` the refusals of doctor and the error of start-up."""
+    from pic_bench.pages.families import load_families
+
     from sglang_pic.adapter.doctor.examine import refusals_of
-    from sglang_pic.adapter.doctor.families import load_families
     from sglang_pic.adapter.doctor.server import resolve
 
     configs = {family.name.split(",")[0]: family.config for family in load_families()}
@@ -442,10 +437,8 @@ def test_a_configuration_that_cannot_be_used_is_one_line_and_a_failed_check(
             r"server flags: .*; in SGLang \S+ --nsa-prefill-backend is --dsa-prefill-backend, "
             r"--cuda-graph-max-bs is --cuda-graph-max-bs-decode",
         ),
-        ("recipes on a card", r"--recipes: takes no MODEL, --card, --env or server flags; each recipe has its own\."),
         ("no folder", r"model='.*nowhere': no such folder; .*"),
         ("empty folder", r"model='.*empty': the folder has no config\.json; .*"),
-        ("several cards", r"--card h100,b200: name one card, or add --families\."),
         ("only flags", r"server flags '--page-size 64': name a MODEL before `--` to check .*"),
     ],
 )
@@ -513,18 +506,6 @@ def test_this_machine_answers_for_itself(model_dir: Callable[[str], Path]) -> No
     ]
 
 
-def test_the_page_of_models_is_what_the_command_says(answers: dict[str, Answer]) -> None:
-    """For every family that people serve; each share is counted once, and no family of many stays without an answer."""
-    assert answers["families"].out == (ROOT / "sglang_pic/MODELS.md").read_text(), (
-        "run `sglang-pic doctor --families > sglang_pic/MODELS.md`"
-    )
-    found = answers["families on a card"].found
-    (share,) = found["shares"]
-    assert sum(share[kind] for kind in ("starts", "with_flags", "prefix_only", "refused")) == pytest.approx(1)
-    assert len(found["families"]) > 40
-    assert not [each for each in found["families"] if "SGLang itself" in each["answers"][0]["refused"]]
-
-
 def test_the_matrix_names_the_versions_that_are_pinned() -> None:
     """And SGLang in every version that has digests, as far as the contract of this commit is met there."""
     pins = dict(line.split("==") for line in (ROOT / "requirements-cpu.txt").read_text().split() if "==" in line)
@@ -541,35 +522,3 @@ def test_the_matrix_names_the_versions_that_are_pinned() -> None:
         assert entry is not None, what
         assert entry.level.name == ("ADMITTED" if area is Area.SGLANG and what != BUILT_FOR else "TESTED")
     assert pins["sglang"] == BUILT_FOR
-
-
-def test_the_page_of_recipes_is_current(fresh: ProcessPoolExecutor) -> None:
-    page = fresh.submit(ask, {"recipes": (["--recipes"], "")}).result(280)["recipes"].out
-    assert page == (ROOT / "sglang_pic/RECIPES.md").read_text(), (
-        "run `sglang-pic doctor --recipes > sglang_pic/RECIPES.md`"
-    )
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
-    counted = Counter(row[3] for row in cells if len(row) == 5 and row[3] in ANSWERS)
-    stated = {row[0]: int(row[1].split()[0]) for row in cells if row[0] in ANSWERS}
-    assert stated == {answer: counted[answer] for answer in ANSWERS}
-    assert sum(stated.values()) > 90
-    assert "SGLang itself" not in page
-
-
-def test_the_page_of_commands_is_current(fresh: ProcessPoolExecutor) -> None:
-    """Whoever writes it has asked of each command whether start-up would refuse it."""
-    page = fresh.submit(ask, {"commands": (["--commands"], "")}).result(280)["commands"].out
-    assert page == (ROOT / "sglang_pic/COMMANDS.md").read_text(), (
-        "run `sglang-pic doctor --commands > sglang_pic/COMMANDS.md`"
-    )
-    lines = [line for line in page.splitlines() if line.startswith("$ ")]
-    assert len(lines) == page.count("\n## ") > 30
-    assert all(" --radix-cache-backend pic" in line for line in lines)
-
-
-def test_readme_counts_recipes_as_their_page_does() -> None:
-    page, readme = ((ROOT / name).read_text() for name in ("sglang_pic/RECIPES.md", "README.md"))
-    counts = re.search(r"^\| splices \| (\d+) .*?\| (\d+) ", page, re.MULTILINE)
-    assert counts is not None
-    assert f"{counts[1]} of 92 public recipes" in readme
-    assert f"{counts[2]} of 37 for agents" in readme

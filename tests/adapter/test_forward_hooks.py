@@ -10,8 +10,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models import deepseek_v2
 from sglang.srt.runtime_context import get_context
 
-from sglang_pic.adapter.serve import forward
-from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
+from sglang_pic.adapter.serve import prefill_path as paths
+from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from tests.adapter.builders import request, scheduled
 
@@ -26,7 +27,7 @@ def test_flashinfer_reads_pages_while_a_gap_batch_runs_and_graphs_stay_that_repl
     flashinfer = SimpleNamespace(use_paged=False, prefill_backend="fa2", decode_backend="fa2")
     backend = SimpleNamespace(prefill_backend=flashinfer, decode_backend=object()) if hybrid else flashinfer
     runner = SimpleNamespace(attn_backend=backend, prefill_cuda_graph_runner="captured")
-    with _prefill_path(runner, replays=replays):
+    with prefill_path(runner, replays=replays):
         assert flashinfer.use_paged
         assert runner.prefill_cuda_graph_runner == ("captured" if replays else None)
     assert not flashinfer.use_paged
@@ -36,7 +37,7 @@ def test_flashinfer_reads_pages_while_a_gap_batch_runs_and_graphs_stay_that_repl
 def test_the_dense_path_of_dsa_is_off_while_a_gap_batch_runs() -> None:
     """It would project every sequence's whole prefix anew, and its tables are not those of the absorbed query."""
     backend = SimpleNamespace(supports_mha_one_shot=True)
-    with _prefill_path(SimpleNamespace(attn_backend=backend, prefill_cuda_graph_runner=None), replays=False):
+    with prefill_path(SimpleNamespace(attn_backend=backend, prefill_cuda_graph_runner=None), replays=False):
         assert not backend.supports_mha_one_shot
     assert backend.supports_mha_one_shot
 
@@ -91,7 +92,7 @@ def test_the_layer_of_a_gap_batch_knows_the_backend_that_computes_it(monkeypatch
 
 
 def test_graphs_that_cannot_replay_gaps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "installed_version", lambda: BUILT_FOR)
+    monkeypatch.setattr(paths, "installed_version", lambda: BUILT_FOR)
 
     def replays(num_sequences: int = 8, *, is_latent: bool = False, **changed: Any) -> bool:
         graphs = SimpleNamespace(
@@ -106,10 +107,10 @@ def test_graphs_that_cannot_replay_gaps_are_left_out(monkeypatch: pytest.MonkeyP
     assert not replays(9), "one sequence more than the runner's buffers have places"
     assert not replays(graph="full"), "the number of sequences is captured"
     assert not replays(lora_manager=object())
-    monkeypatch.setattr(forward, "REPLAYS_LORA", True)
+    monkeypatch.setattr(paths, "REPLAYS_LORA", True)
     assert replays(lora_manager=object())
     assert not replays(is_latent=True, prefill_attention_backend_str="fa4"), "captured with expanded keys"
     assert not replays(prefill_cuda_graph_runner=None)
     assert not replays(prefill_cuda_graph_runner=object()), "SGLang's eager runner stands there without graphs"
-    monkeypatch.setattr(forward, "installed_version", lambda: "0.5.22")
+    monkeypatch.setattr(paths, "installed_version", lambda: "0.5.22")
     assert not replays(), "tested with another version"

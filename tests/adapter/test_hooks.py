@@ -42,9 +42,12 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
     module.Runner = made  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(hooks, "_registered", [])
-    names = ("Runner.forward", "Runner.init_new", "Runner.backward", "Walker.forward")
+    names = [
+        f"{module.__name__}.{name}"
+        for name in ("Runner.forward", "Runner.init_new", "Runner.backward", "Walker.forward")
+    ]
     whens = {"here": "around", "there": "after"}
-    monkeypatch.setattr(hooks, "HOOKS", {o: {f"pic_test_target.{n}": w for n in names} for o, w in whens.items()})
+    monkeypatch.setattr(hooks, "HOOKS", {owner: dict.fromkeys(names, when) for owner, when in whens.items()})
     monkeypatch.setattr(registry, "_hooks", type(registry._hooks)(list))
     monkeypatch.setattr(registry, "_patched", set())
     return made

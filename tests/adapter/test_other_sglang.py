@@ -1,20 +1,18 @@
-"""`sglang-pic doctor --sglang` says what became of the contract in an SGLang that is not installed."""
+"""What became of the contract in an SGLang that is not installed."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import zipfile
 from pathlib import Path
 
 import pytest
+from pic_bench.contract import other_sglang
+from pic_bench.contract.other_sglang import EVERY, State, check_other, main
 
-from sglang_pic.adapter.doctor import other_sglang
-from sglang_pic.adapter.doctor.other_sglang import EVERY, State, check_other
 from sglang_pic.adapter.sglang import bodies, source
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, Symbol, installed_version
-from sglang_pic.cli import main
 from sglang_pic.errors import ConfigError
 
 _TREE = """
@@ -82,14 +80,14 @@ def test_a_wheel_is_read_without_installing_or_importing_it(folder: Path, capsys
     with zipfile.ZipFile(wheel, "w") as made:
         for file in package.rglob("*.py"):
             made.write(file, f"sglang/{file.relative_to(package)}")
-    assert main(["doctor", "--sglang", str(wheel)]) == 0
+    assert main([str(wheel)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"SGLang 9.9.9 in {wheel}"
     assert said[-2] == "6 lines of the contract: 1 found, 1 untested body, 1 changed, 2 moved, 1 missing"
     assert said[-1] == "would start, but not servers with images in prompts"
     (package / "srt" / "tree.py").write_text(_TREE.replace("node", "leaf"))
-    assert main(["doctor", "--json", "--sglang", str(package)]) == 1
-    assert json.loads(capsys.readouterr().out)["lines"][0]["detail"] == "has no parameter 'node'"
+    assert main([str(package)]) == 1
+    assert "sglang.srt.tree.Tree.lock has no parameter 'node'" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(installed_version() != BUILT_FOR, reason="another version is another SGLang")
@@ -103,12 +101,8 @@ def test_the_installed_version_has_every_line() -> None:
     assert source.find("sglang.srt.no_such_module.thing") is None, "the installed package is read again"
 
 
-@pytest.mark.parametrize("words", [["--sglang", "nowhere.whl"], ["m", "--sglang", "."], ["--sglang", ".", "--", "--a"]])
-def test_bad_words_are_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", *words]) == 2
-    assert "--sglang" in capsys.readouterr().err
-
-
 def test_a_folder_without_it_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must be a wheel of SGLang, or a folder that has it in sglang/srt"):
         check_other(str(tmp_path))
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path)])

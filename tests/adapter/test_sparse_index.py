@@ -17,8 +17,8 @@ import torch
 
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch
-from sglang_pic.adapter.serve.forward import _prefill_path
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.prefill_path import prefill_path
 from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
@@ -112,7 +112,7 @@ def run_on_cuda(runner: Any, _: object) -> dict[str, Any]:
         # As with kernels that count keys from the first one of the batch: slots are made of what a draft hands on.
         backend.use_fused_topk, backend.get_topk_transform_method = True, lambda _=None: TopkTransformMethod.RAGGED
         row[:NUM_TOKENS] = slots[2]
-        with layout.narrowed(batch, runner), _prefill_path(runner, replays=False):
+        with layout.narrowed(batch, runner), prefill_path(runner, replays=False):
             backend.init_forward_metadata(batch)
         told = backend.forward_metadata
         first, last = told.indexer_k_start_end

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
-from sglang_pic.adapter.serve.forward import _prefill_path
+from sglang_pic.adapter.serve.prefill_path import prefill_path
 from tests.backends.backends import make, ready
 from tests.backends.cases import CASES, SHAPES, Comparison
 from tests.backends.world import LAYERS, World
@@ -24,7 +24,7 @@ def compare(
         world.fill_pool(skip_runs=mutation == "stale_run")
         batch, gap, spans = world.whole_batch(), world.gap_batch(), world.spans()
         assert len(gap.owners) == len(spans)
-        with _prefill_path(world.runner, replays=False), gap.narrowed(batch, world.runner):
+        with prefill_path(world.runner, replays=False), gap.narrowed(batch, world.runner):
             if mutation is not None:
                 _break(mutation, world, batch, spans)
             error = _run(world, attention, batch, spans)

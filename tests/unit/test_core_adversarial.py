@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from core_builders import CLOSE, donor_spans, index_of, join, plan_of, publish, text
 from msgspec.structs import replace
+from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Tokens, as_tokens
 from sglang_pic.core.chunker import xxh3_name
-from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import CostModel, DropReason, PlanOptions
 from sglang_pic.core.token_loops import ENDING_LEN
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 from core_builders import join, plan_of
+from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, DropReason, Tokens, as_tokens, native
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS
-from sglang_pic.core.invariants import check
 from tests.fuzz.attacks import ATTACKS, LEXICON, fields_in_every_line, publish, text
 
 

@@ -12,10 +12,10 @@ from core_builders import plan_of, spans
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens, common_len
 from sglang_pic.core.core_config import MOST_REUSE
-from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import Context, DropReason, Plan, PlanOptions
 
 Edit = Literal["notes", "in_place", "recompile"]

@@ -15,10 +15,10 @@ from core_builders import Row, Rows, all_resident, donor_spans, index_of, join, 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Span, Tokens, as_tokens, donors
 from sglang_pic.core.chunker import xxh3_name
-from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import CostModel, DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.tokens import common_len, common_suffix_len
 

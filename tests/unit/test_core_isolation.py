@@ -12,11 +12,11 @@ import pytest
 from core_builders import CLOSE, DELIMITERS, donor_spans, join, plan_of, spans, text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import ContentIndex, CoreConfig, Tokens
 from sglang_pic.core.chunker import HashFunction, xxh3_name
 from sglang_pic.core.ending_filter import EndingHashes, ending_hashes
-from sglang_pic.core.invariants import check
 
 CONFIG = CoreConfig(
     edit="in_place", seam_tokens=0, tail_tokens=0, sink_tokens=2, min_run_tokens=8, min_spliced_tokens=8
@@ -41,8 +41,8 @@ def endings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     def hashes(tokens: Tokens) -> EndingHashes:
         return (ending_hashes(tokens) & np.uint32((1 << request.param) - 1)) * np.uint32(0x9E3779B1)
 
-    for module in ("index", "donors", "invariants"):
-        monkeypatch.setattr(f"sglang_pic.core.{module}.ending_hashes", hashes)
+    for module in ("sglang_pic.core.index", "sglang_pic.core.donors", "pic_bench.probe_plugin.invariants"):
+        monkeypatch.setattr(f"{module}.ending_hashes", hashes)
 
 
 @pytest.mark.usefixtures("endings")

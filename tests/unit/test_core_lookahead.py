@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from core_builders import Rows, join, plan_of, publish, spans, text
 from msgspec.structs import replace
+from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import MOST_REUSE, ContentIndex, Path, PlanOptions, RowNames, Tokens, intersect_spans
-from sglang_pic.core.invariants import check
 from tests.unit.test_core_index import CONFIG, rows_of
 
 NEXT_TOKEN = RowNames(lookahead=1)

@@ -11,10 +11,10 @@ import pytest
 from core_builders import asking, index_of, join, plan_of, serve, spans, text
 from hypothesis import given
 from hypothesis import strategies as st
+from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import MEDIA_FROM, ContentIndex, CoreConfig, Lexicon, Span, Tokens, as_tokens
 from sglang_pic.core.core_config import MOST_REUSE
-from sglang_pic.core.invariants import check
 from sglang_pic.core.plan import CostModel, DropReason, Plan, PlanOptions
 
 SINK = CoreConfig().sink_tokens

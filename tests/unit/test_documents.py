@@ -13,8 +13,7 @@ from pic_bench.pages.reference import CLI, OPERATE, PAGE, render
 from pic_bench.report import study
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
-
-from sglang_pic.site import conf
+from pic_bench.site import conf
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [

@@ -18,6 +18,7 @@ import msgspec
 
 import sglang_pic
 from pic_bench.pages import board
+from pic_bench.pages.page_tables import fill_in, table
 from sglang_pic.adapter.features import pins, state_checkpoints, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
 from sglang_pic.adapter.metrics import Metric
@@ -31,7 +32,6 @@ from sglang_pic.cli import EXIT_INTERRUPTED, EXIT_USAGE, VERBS, exits_of, parser
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ReusePolicy
 from sglang_pic.core.settings import Setting, settings_of
-from sglang_pic.page_tables import fill_in, table
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")

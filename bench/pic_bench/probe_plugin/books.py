@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import torch
 
+from pic_bench.probe_plugin.invariants import check
 from pic_bench.probe_plugin.row_watch import RowWatch, whole_allocator
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.sglang.seams import ModelRunner
-from sglang_pic.core.invariants import check
 
 
 class Books(msgspec.Struct, frozen=True, kw_only=True):

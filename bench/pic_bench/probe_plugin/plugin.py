@@ -79,9 +79,9 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
     if config.sync_debug:
         _hook("BEFORE", f"{_PATH}.lay_out", _warn_of_waits)
     if config.replay_lora:
-        from sglang_pic.adapter.serve import forward
+        from sglang_pic.adapter.serve import prefill_path
 
-        forward.REPLAYS_LORA = True
+        prefill_path.REPLAYS_LORA = True
     passes = Counter[bool]()
     _hook("AFTER", f"{_PATH}._compute_gaps", partial(_count, passes))
     # Ranks compute the same logits, so only the first one records.
@@ -286,6 +286,6 @@ def _ignore_prefix(original: Callable[..., Any], cache: Any, params: Any) -> Any
 
 
 def _check_invariants(_result: None, index: Any, *_args: object, **_kwargs: object) -> None:
-    from sglang_pic.core.invariants import check
+    from pic_bench.probe_plugin.invariants import check
 
     check(index)

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from pic_bench.pages.page_tables import fill_in
 from pic_bench.report.markdown import markdown_table
 from pic_bench.report.numbers import JINJA, divergence, percent, table_of, times
-from sglang_pic.page_tables import fill_in
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "results"
 PAGES: Final = RESULTS / "study"

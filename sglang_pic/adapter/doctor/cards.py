@@ -17,9 +17,9 @@ CARDS: Final = {"a100": (8, 0), "l40s": (8, 9), "h100": (9, 0), "h200": (9, 0), 
 
 @contextmanager
 def pretend(name: str | None) -> Iterator[None]:
-    """Let SGLang resolve arguments as on a card, or as on this machine if `card` is None.
+    """Let SGLang resolve arguments as on a card, or as on this machine if `name` is None.
 
-    NOTE: needs a fresh process, because SGLang detects its platform only once.
+    NOTE: needs a fresh process, in which SGLang keeps the card's platform: its modules ask once, when imported.
 
     Raises:
         UnsupportedError: SGLang has already detected its platform.

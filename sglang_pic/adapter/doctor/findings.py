@@ -45,7 +45,7 @@ OWN_CACHE_ONLY = (
 OPEN = "start-up checks on the live model whether rows are moved correctly, what a splice costs and how answers change"
 
 
-def to_json(findings: msgspec.Struct) -> str:
+def to_json(findings: Findings) -> str:
     """One JSON object."""
     return msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n"
 

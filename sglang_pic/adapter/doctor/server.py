@@ -192,19 +192,17 @@ def _rotary_of(model_config: Any) -> object:
     if scaling and scaling.get("rope_type", scaling.get("type")) == "yarn" and hasattr(config, "kv_lora_rank"):
         scaling = {**scaling, "rope_type": "deepseek_yarn"}  # as its models rename it
     dual_chunk = getattr(config, "dual_chunk_attention_config", None)
-    original, RotaryEmbedding.__init__ = RotaryEmbedding.__init__, found
     try:
-        return get_rope(
-            *(head_dim, head_dim, getattr(config, "max_position_embeddings", model_config.context_len), theta),
-            rope_scaling=scaling or None,
-            dual_chunk_attention_config=dual_chunk,
-        )
+        with patch.object(RotaryEmbedding, "__init__", found):
+            return get_rope(
+                *(head_dim, head_dim, getattr(config, "max_position_embeddings", model_config.context_len), theta),
+                rope_scaling=scaling or None,
+                dual_chunk_attention_config=dual_chunk,
+            )
     except _Found as found_rotary:
         return found_rotary.args[0]
     except (ImportError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         return None
-    finally:
-        RotaryEmbedding.__init__ = original
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ draft's pass that raises has hidden states for the gaps only: its rows of the ru
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -34,9 +34,9 @@ from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.gathered import set_token_counts
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import Fetch, GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
 from sglang_pic.adapter.serve.rows import HostRows
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
-from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
 from sglang_pic.errors import ContractError
@@ -44,13 +44,6 @@ from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind
 
 _ATTRIBUTE = "pic_pass"
-# NOTE: off until a device has shown that graphs replay gap batches with adapters: `make gpu` measures both ways.
-REPLAYS_LORA = False
-# Attention backends for which DeepSeek's attention is always captured with the absorbed query.
-_CAPTURED_ABSORBED = ("fa3", "flashinfer", "flashmla", "triton")
-# FlashInfer's ragged path assumes whole extends. The dense path of `dsa` for short sequences projects whole prefixes
-# again, and is chosen before a layer can choose the absorbed query.
-_SWITCHES = {"use_paged": True, "supports_mha_one_shot": False}
 
 SPLICE_SECONDS: Final = Metric(
     "sglang:pic_splice_seconds",
@@ -242,7 +235,7 @@ class ForwardPath:
                 reason = Fallback.FAULT_GAPS
                 # Ranks replay graphs together or not at all.
                 replays = planned.replays if is_moved else self._replays(gap, runner, batch.mm_inputs)
-                stack.enter_context(_prefill_path(runner, replays=replays))
+                stack.enter_context(prefill_path(runner, replays=replays))
                 stack.enter_context(gap.narrowed(batch, runner))
                 self._running = gap
                 stack.callback(setattr, self, "_running", None)
@@ -339,56 +332,3 @@ def hand_over(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = Fa
     """
     set_token_counts(forward_batch, sum(gap.computed_lens))
     setattr(forward_batch, _ATTRIBUTE, _Pass(gap, of_draft=of_draft))
-
-
-def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) -> bool:
-    """Whether the runner's captured prefill graphs compute gap batches correctly, if they take as many tokens.
-
-    A breakable graph runs attention eagerly, on the batch's own metadata, and its captured part does not depend on
-    sequences. A full graph depends on their number. Other versions of SGLang are not tested.
-
-    Args:
-        runner: SGLang's model runner.
-        num_sequences: virtual sequences of the gap batch.
-        is_latent: MLA; only some backends capture the absorbed query, which a gap batch needs.
-    """
-    captured: Any = runner.prefill_cuda_graph_runner
-    return (
-        installed_version() == BUILT_FOR
-        and getattr(captured, "prefill_backend_name", None) == "breakable"
-        # The runner's static buffers have a place for each row of the request pool.
-        and num_sequences <= captured.max_bs
-        # LoRA adapters are laid out by request, not by sequence.
-        and (REPLAYS_LORA or runner.lora_manager is None)
-        and (not is_latent or runner.prefill_attention_backend_str in _CAPTURED_ABSORBED)
-    )
-
-
-@contextmanager
-def _prefill_path(runner: ModelRunner, *, replays: bool) -> Iterator[None]:
-    """Run eagerly unless captured graphs replay gaps, on the backend's paths that take gaps (`_SWITCHES`)."""
-    from sglang.srt.environ import envs
-
-    captured = runner.prefill_cuda_graph_runner
-    # `prefill_backend` is a hybrid backend's backend for prefill, but FlashInfer's name of a kernel; `dense` is the
-    # backend of MiniMax-M3's other layers.
-    served = runner.attn_backend
-    candidates = (served, getattr(served, "prefill_backend", None), getattr(served, "dense", None))
-    switched = [
-        (backend, name, getattr(backend, name))
-        for backend in candidates
-        for name in _SWITCHES
-        if hasattr(backend, name)
-    ]
-    if not replays:
-        runner.prefill_cuda_graph_runner = None
-    for backend, name, _ in switched:
-        setattr(backend, name, _SWITCHES[name])
-    try:
-        # The runner's static input buffers are sized for requests, not for virtual sequences.
-        with envs.SGLANG_EAGER_INPUT_NO_COPY.override(True):
-            yield
-    finally:
-        runner.prefill_cuda_graph_runner = captured
-        for backend, name, before in switched:
-            setattr(backend, name, before)

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from sglang_pic.adapter.sglang import source
 
 TABLE: Final = Path(__file__).with_suffix(".toml")
-_HEADER: Final = """\
-# Digests of the functions and classes of SGLang that contract.toml names, each with the versions that have it.
-# Written by `make contract`; bodies.py compares them with the installed SGLang when a server starts.
-"""
 
 
 def read_table(file: Path) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -41,34 +36,7 @@ def known_versions() -> tuple[str, ...]:
 
 def changed_bodies(paths: Iterable[str]) -> list[str]:
     """The `paths` whose definition in the installed SGLang is missing or was not tested."""
-    return [path for path in paths if _digest_of(path) not in TESTED_BODIES.get(path, {})]
-
-
-def add_version(paths: Iterable[str], version: str, *, lacking: Collection[str] = ()) -> int:
-    """Write the table again with the digests of `paths` in the installed SGLang.
-
-    Args:
-        paths: all paths of the table.
-        version: the installed SGLang's.
-        lacking: those of `paths` that no server relies on with this version.
-
-    Returns:
-        How many digests of `version` the table has.
-    """
-    table: dict[str, dict[str, list[str]]] = {path: {} for path in sorted(paths)}
-    for path, digests in table.items():
-        for known, versions in TESTED_BODIES.get(path, {}).items():
-            digests[known] = [one for one in versions if one != version]
-        found = None if path in lacking else _digest_of(path)
-        if found is not None:
-            digests.setdefault(found, []).append(version)
-    lines = [f'"{path}" = {{ {", ".join(_entries(digests))} }}\n' for path, digests in table.items()]
-    TABLE.write_text(f"{_HEADER}\n{''.join(lines)}", encoding="utf8")
-    return sum(version in versions for digests in table.values() for versions in digests.values())
-
-
-def _entries(digests: Mapping[str, list[str]]) -> list[str]:
-    return [f"{found} = {json.dumps(sorted(versions))}" for found, versions in digests.items() if versions]
+    return [path for path in paths if digest_of(path) not in TESTED_BODIES.get(path, {})]
 
 
 def digest(node: ast.AST) -> str:
@@ -79,7 +47,8 @@ def digest(node: ast.AST) -> str:
     return hashlib.sha256(_shape(node).encode()).hexdigest()[:12]
 
 
-def _digest_of(path: str) -> str | None:
+def digest_of(path: str) -> str | None:
+    """The digest of a definition in the SGLang that is read; None if it has none."""
     found = source.find(path)
     return None if found is None else digest(found[0])
 

@@ -10,13 +10,12 @@ or changed symbol stops the server with one line instead.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -58,6 +57,17 @@ HTTP: Final = _TABLES["http"]
 def _of(seams: Mapping[type, str]) -> Iterator[Symbol]:
     return (Symbol(path, (), members(seam), "members that are read or written") for seam, path in seams.items())
 
+
+def _hooks() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for row in chain.from_iterable(rows for name, rows in _FILE.items() if name != "attention"):
+        for owner, when in row.get("hooks", {}).items():
+            found.setdefault(owner, {})[row["path"]] = when
+    return found
+
+
+HOOKS: Final = _hooks()
+"""For each of our modules, the functions of SGLang that it wraps, and `before`, `after` or `around`."""
 
 CONTRACT: Final = (*FRONT, *_TABLES["symbols"], *_of(SEAMS))
 """Symbols that every server with the backend needs."""
@@ -139,27 +149,6 @@ def describe_changes(changed: Sequence[str]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the digests of the installed SGLang into the table of tested bodies."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sglang_pic.adapter.sglang.contract",
-        description="Writes the digests of the installed SGLang into the table of tested bodies. Run the tests first.",
-    )
-    parser.parse_args(argv)
-    check_contract()
-    lacking = set[str]()
-    for name, symbols in FEATURES.items():
-        try:
-            check_contract(symbols, without=name)
-        except ContractError as error:
-            print(error, file=sys.stderr)
-            lacking |= {symbol.path for symbol in symbols}
-    paths = (*BODIES, *(path for functions in ATTENTION_BODIES.values() for path in functions))
-    count = bodies.add_version(paths, installed_version(), lacking=lacking)
-    print(f"{bodies.TABLE}: {count} digests of SGLang {installed_version()}", file=sys.stderr)
-    return 0
-
-
 def _holds(source_text: str, word: str) -> bool:
     # A name must be a whole word; other text may be anywhere.
     return re.search(rf"\b{word}\b", source_text) is not None if word.isidentifier() else word in source_text
@@ -172,7 +161,3 @@ def installed_version() -> str:
         return version("sglang")
     except PackageNotFoundError:
         return "(not installed)"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

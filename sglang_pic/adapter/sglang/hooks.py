@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import pkgutil
-import tomllib
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
+from sglang_pic.adapter.sglang.contract import HOOKS
 from sglang_pic.errors import ContractError
-
-HOOKS: Final[Mapping[str, Mapping[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf8"))
-"""For each of our modules, the functions of SGLang that it wraps, and `before`, `after` or `around`."""
 
 _registered: list[tuple[str, Callable[..., Any]]] = []
 """The hooks of this process, `(target, function)`; like SGLang's own registry it only grows."""
 
 
 def hook(owner: str, name: str, function: Callable[..., Any]) -> None:
-    """Register a hook of `hooks.toml`; SGLang applies it when all plugins have run, or when its registry is applied.
+    """Register a hook of `contract.toml`; SGLang applies it when all plugins have run, or when its registry is applied.
 
     Args:
-        owner: the `__name__` of the module under which the table lists the hook.
+        owner: the `__name__` of the module that the contract names.
         name: the end of the target's path, unique among the owner's.
         function: `before` is called as `function(*args)`; `after` as `function(result, *args)`, and may return another
             result or None; `around` as `function(original, *args)`.
@@ -29,12 +25,12 @@ def hook(owner: str, name: str, function: Callable[..., Any]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     target, when = listed(owner, name)
-    HookRegistry.register(f"sglang.srt.{target}", function, HookType(when))
-    _registered.append((f"sglang.srt.{target}", function))
+    HookRegistry.register(target, function, HookType(when))
+    _registered.append((target, function))
 
 
 def listed(owner: str, name: str) -> tuple[str, str]:
-    """The target's path and `before`, `after` or `around`, of a hook in the table."""
+    """The target's path and `before`, `after` or `around`, of a hook."""
     rows = HOOKS[owner.removeprefix("sglang_pic.adapter.")].items()
     (found,) = ((path, when) for path, when in rows if f".{path}".endswith(f".{name}"))
     return found

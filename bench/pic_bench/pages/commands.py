@@ -1,4 +1,4 @@
-"""One command for each family of models that splices: a public recipe of it, or what its cookbook starts it with."""
+"""The page `COMMANDS.md`: for each family that splices one command, from a public recipe or from its cookbook."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
-import msgspec
-
+from pic_bench.pages.families import Family, load_families, ways_out
+from pic_bench.pages.recipes import SOURCES, Recipe, load_models, load_recipes
 from sglang_pic.adapter.doctor.examine import refusals_of
-from sglang_pic.adapter.doctor.families import Family, load_families, ways_out
 from sglang_pic.adapter.doctor.old_flags import renewed
-from sglang_pic.adapter.doctor.recipes import KINDS, Recipe, load_models, load_recipes
 from sglang_pic.adapter.doctor.server import Resolved, resolve
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from sglang_pic.adapter.support import Area, Level, find, prefix_only, present
@@ -29,7 +27,7 @@ _CARDS: Final = ("h200", "b200", "h100")
 _HICACHE: Final = ("--enable-hierarchical-cache", "--hicache-ratio", "2")
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class Command(NamedTuple):
     """How a family is served with splices."""
 
     family: str
@@ -56,29 +54,14 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join([*given, shlex.join(["sglang", "serve", self.model, *self.flags])])
 
 
-class Commands(msgspec.Struct, frozen=True, kw_only=True):
-    """The commands of all families that splice."""
-
-    commands: list[Command]
-
-
-def choose_commands() -> Commands:
-    """The first candidate of each family that start-up would not refuse; about a second for each that is asked.
-
-    Raises:
-        ConfigError: a flag is none of SGLang's.
-    """
+def commands_page() -> str:
+    """The page, with the first candidate of each family that start-up would not refuse; about a minute."""
     recipes, configs = load_recipes()
     found = []
     for family in load_families():
         candidates = _candidates(family, recipes, configs)
         command = next((made for each in candidates if (made := _command(family, *each)) is not None), None)
         found += [] if command is None else [command]
-    return Commands(commands=found)
-
-
-def render_commands(found: Commands) -> str:
-    """The page `COMMANDS.md`."""
     return "".join(f"{line}\n" for line in _lines(found))
 
 
@@ -93,7 +76,7 @@ def _candidates(
     # A command names a model as the hub does, without the remarks of a recipe.
     named = [each for each in recipes if each.model in names and " " not in each.model]
     ours = [each for each in named if each.server and each.card in _CARDS]
-    ours.sort(key=lambda each: (KINDS.index(each.kind), _CARDS.index(each.card), each.name))
+    ours.sort(key=lambda each: (SOURCES.index(each.kind), _CARDS.index(each.card), each.name))
     yield from ((each, configs[each.model]) for each in ours)
     for card in _CARDS:
         flags = " ".join(family.flags_on(card))
@@ -158,12 +141,12 @@ def _read(resolved: Resolved) -> dict[str, Any]:
     return {"page_size": resolved.view.page_size, "attention": resolved.attention, "watch": watch}
 
 
-def _lines(found: Commands) -> Iterator[str]:
+def _lines(found: Sequence[Command]) -> Iterator[str]:
     yield "# One command for each family"
     for text in _ABOUT:
         yield ""
         yield fill(" ".join(text.split()), 160, break_on_hyphens=False)
-    for each in found.commands:
+    for each in found:
         yield ""
         yield f"## {each.family}"
         yield f"On {each.card}, from {each.source}:"
@@ -178,7 +161,7 @@ def _lines(found: Commands) -> Iterator[str]:
 
 
 _ABOUT: Final = (
-    f"""`sglang-pic doctor --commands > sglang_pic/COMMANDS.md` wrote this page, for SGLang {BUILT_FOR}. For each family
+    f"""`make recipes` wrote this page, for SGLang {BUILT_FOR}. For each family
     that splices it takes a [public recipe](RECIPES.md) of one server on H200, B200 or H100, agentic ones first, and
     where there is none the flags of SGLang's cookbook, adds `--radix-cache-backend pic` and what a refusal asks for,
     and has SGLang and the plugin's tables check the result. No weights were read, and no GPU has run any of it.""",

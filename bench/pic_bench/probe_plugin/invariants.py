@@ -1,4 +1,4 @@
-"""Checks the invariants of a chunk index between calls, for tests and the benchmarks' probe plugin. Cost O(index)."""
+"""Checks the invariants of a chunk index between calls, for tests and for experiments on servers. Cost O(index)."""
 
 from __future__ import annotations
 

@@ -1,19 +1,21 @@
-"""Checks the contract against an SGLang that is not installed: a wheel, or a folder with its source."""
+"""Checks the contract against an SGLang that is not installed: a wheel, or a folder with its source.
+
+`python -m pic_bench.contract.other_sglang WHEEL_OR_DIR`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
 import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from sglang_pic.adapter.sglang import bodies, contract, source
 from sglang_pic.adapter.sglang.contract import (
@@ -42,7 +44,7 @@ class State(Enum):
     MISSING = "missing"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class Line(NamedTuple):
     """One line of the contract."""
 
     path: str
@@ -58,7 +60,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in (State.FOUND, State.UNTESTED)
 
 
-class OtherSGLang(msgspec.Struct, frozen=True, kw_only=True):
+class OtherSGLang(NamedTuple):
     """The contract of an SGLang that is not installed."""
 
     source: str
@@ -69,6 +71,24 @@ class OtherSGLang(msgspec.Struct, frozen=True, kw_only=True):
     def starts(self) -> bool:
         """Whether a server without further features would start."""
         return all(line.holds for line in self.lines if line.needed_by in (EVERY, _WITH_HTTP))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what differs, by the servers that need it, and what would start; 0 if a server without features would."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pic_bench.contract.other_sglang", description="Checks the contract against another SGLang."
+    )
+    parser.add_argument(
+        "sglang",
+        metavar="WHEEL_OR_DIR",
+        help="a wheel (`pip download --no-deps`), or a folder with SGLang's source",
+    )
+    try:
+        found = check_other(parser.parse_args(argv).sglang)
+    except ConfigError as error:
+        parser.error(str(error))
+    print(*_shown(found), sep="\n")
+    return 0 if found.starts else 1
 
 
 def check_other(place: str) -> OtherSGLang:
@@ -83,11 +103,6 @@ def check_other(place: str) -> OtherSGLang:
     with _unpacked(place) as package, source.reading(package):
         lines = [_line(symbol, needed_by, package) for symbol, needed_by in _contract()]
         return OtherSGLang(source=place, version=_version(package), lines=lines)
-
-
-def render_other(found: OtherSGLang) -> str:
-    """Plain lines: what differs, by the servers that need it, and then what would start."""
-    return "".join(f"{line}\n" for line in _shown(found))
 
 
 def _shown(found: OtherSGLang) -> Iterator[str]:
@@ -191,10 +206,14 @@ def _unpacked(place: str) -> Iterator[Path]:
             if (package / "srt").is_dir():
                 yield package
                 return
-    raise ConfigError(f"--sglang {place!r}: must be a wheel of SGLang, or a folder that has it in sglang/srt.")
+    raise ConfigError(f"{place!r}: must be a wheel of SGLang, or a folder that has it in sglang/srt.")
 
 
 def _version(package: Path) -> str:
     file = package / "_version.py"
     found = re.search(r"__version__ = .*'(.+)'", file.read_text(encoding="utf8")) if file.is_file() else None
     return "of an unknown version" if found is None else found[1]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

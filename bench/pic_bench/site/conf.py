@@ -1,8 +1,8 @@
 """The documentation site: Sphinx reads the repository's own pages where they lie; `make site` builds it.
 
-Only pages that exist nowhere else lie in this folder; `<!-- section: PAGE HEADING -->` on one shows a section of
-another. Where a page links to a folder, as the study does to its records, the site leads to the folder's report. Other
-files that a page links to are copied beside it.
+Pages of the site alone lie in `sglang_pic/site`; `<!-- section: PAGE HEADING -->` on one shows a section of another.
+Where a page links to a folder, as the study does to its records, the site leads to the folder's report. Other files
+that a page links to are copied beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang_pic.cli import main as sglang_pic
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 project = "sglang_pic"
 release = version = __version__

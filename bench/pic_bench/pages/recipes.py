@@ -1,0 +1,145 @@
+"""The page `RECIPES.md`: for every public recipe in `recipes.toml` whether its servers would start."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Any, Final
+from unittest.mock import patch
+
+import msgspec
+
+from pic_bench.pages.families import KINDS, Answer, judge, load_families
+from pic_bench.pages.page_tables import table
+from sglang_pic.adapter.doctor.old_flags import renewed
+from sglang_pic.adapter.sglang.contract import BUILT_FOR
+
+SOURCES: Final = ("agentic", "cookbook", "other")
+"""The kinds of recipes."""
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A published command line for a model; `recipes.toml` explains the fields."""
+
+    name: str
+    kind: str
+    source: str
+    model: str
+    cards: str
+    card: str
+    server: str = ""
+    prefill: str = ""
+    decode: str = ""
+    environment: dict[str, str] = {}
+
+    @property
+    def servers(self) -> list[list[str]]:
+        """The flags of each server of the recipe."""
+        return [text.split() for text in (self.server, self.prefill, self.decode) if text]
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Models that share one configuration."""
+
+    names: list[str]
+    family: str
+    config: dict[str, Any] = {}
+
+
+def load_recipes() -> tuple[list[Recipe], dict[str, dict[str, Any]]]:
+    """All recipes, and the configurations of their models by name."""
+    families = {family.name: family.config for family in load_families()}
+    configs = {name: families[each.family] | each.config for each in load_models() for name in each.names}
+    return msgspec.convert(_table()["recipe"], list[Recipe]), configs
+
+
+def load_models() -> list[Models]:
+    """The models of all recipes."""
+    return msgspec.convert(_table()["models"], list[Models])
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
+
+
+def recipes_page() -> str:
+    """The page; about a minute."""
+    recipes, configs = load_recipes()
+    recipes.sort(key=lambda recipe: (SOURCES.index(recipe.kind), recipe.name))
+    answers = [_answer(recipe, configs[recipe.model]) for recipe in recipes]
+    num_renamed = sum(any(renewed(flags)[1] for flags in recipe.servers) for recipe in recipes)
+    return "".join(f"{line}\n" for line in _lines(recipes, answers, num_renamed))
+
+
+def _answer(recipe: Recipe, config: Mapping[str, Any]) -> Answer:
+    """Whether all servers of a recipe would start, each reason once."""
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, recipe.environment):
+        (Path(folder) / "config.json").write_text(json.dumps({"dtype": "bfloat16", **config}))
+        answers = []
+        for published in recipe.servers:
+            flags, _ = renewed([folder if flag == "DRAFT" else flag for flag in published])
+            answers.append(judge(folder, flags, recipe.card))
+    needed, reasons, refused = (
+        list(dict.fromkeys(line for each in part for line in each)) for part in zip(*answers, strict=True)
+    )
+    return Answer(refused=refused) if refused else Answer(needed, reasons)
+
+
+def _lines(recipes: list[Recipe], answers: list[Answer], num_renamed: int) -> Iterator[str]:
+    yield "# Which public recipes start"
+    yield ""
+    yield f"Of {len(recipes)} public recipes, with SGLang {BUILT_FOR} and `--radix-cache-backend pic`:"
+    yield ""
+    counts = {f"all {len(recipes)}": Counter(answer.kind for answer in answers)}
+    for source in SOURCES:
+        count = Counter(answer.kind for recipe, answer in zip(recipes, answers, strict=True) if recipe.kind == source)
+        counts[f"{source}, {count.total()}"] = count
+    rows = ([kind, *(_share(count, kind) for count in counts.values())] for kind in KINDS)
+    yield from table(["", *(f"{title}:" for title in counts)], rows).splitlines()
+    for text in _ABOUT:
+        yield ""
+        yield fill(" ".join(text.format(num_renamed=num_renamed).split()), 160, break_on_hyphens=False)
+    yield ""
+    reasons: dict[str, int] = {}
+    shown = table(
+        ["model", "recipe", "card", "answer", "what to add, or why not, by number"],
+        (
+            [recipe.model, recipe.name, recipe.cards, answer.kind, _why(answer, reasons)]
+            for recipe, answer in zip(recipes, answers, strict=True)
+        ),
+    )
+    yield from shown.splitlines()
+    yield ""
+    yield from (f"{number}. {reason}" for reason, number in reasons.items())
+
+
+_ABOUT: Final = (
+    """`make recipes` wrote this page. For each recipe SGLang resolves its flags on the model's configuration, for each
+    of its servers, and the plugin's tables are read; both servers of PD get the flag. *Splices* means that these checks
+    pass, *prefix only* that SGLang's own cache serves the model. No weights were read, and no GPU has run any of
+    it.""",
+    """The recipes are those that were found in public until October 2026, one for each file, model, card and mode,
+    with equal weight: they are no sample of what people run. *Agentic* are InferenceX's agentic files, operators'
+    own, and the agentic ones of Dynamo and llm-d; *cookbook* SGLang's, Baseten's and Modal's. Their sources are in
+    [recipes.toml](../bench/pic_bench/pages/recipes.toml). {num_renamed} have names of flags that SGLang no longer
+    takes; they were asked for by the new ones, which `sglang-pic doctor` says where it meets an old one.""",
+)
+
+
+def _share(count: Counter[str], kind: str) -> str:
+    return f"{count[kind]} ({100 * count[kind] / count.total():.0f} %)"
+
+
+def _why(answer: Answer, reasons: dict[str, int]) -> str:
+    """The flags that help, or the numbers of the reasons; takes new ones into `reasons`."""
+    lines = (line.removesuffix(".") for line in (*answer.refused, *answer.prefix_only))
+    numbers = ", ".join(str(reasons.setdefault(line, len(reasons) + 1)) for line in lines)
+    return numbers or answer.added
