@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pic_bench.gpu.model import Bench, Extend
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, Tokens
 from sglang_pic.errors import BenchError
@@ -36,8 +35,7 @@ def whole_extend(tokens: Tensor, row: Tensor, prefix_len: int) -> Extend:
 
 def gap_extend(tokens: Tensor, row: Tensor, plan: Plan, donor_row: Tensor) -> Extend:
     """The gaps of a plan as virtual sequences, and the splice of its runs from the slots of their path, `donor_row`."""
-    rows = [Rows(donor_row[run.donor_start : run.donor_end]) for run in plan.runs]
-    pending = PendingSplice(plan, rows)
+    pending = PendingSplice.on_device(plan, [donor_row[run.donor_start : run.donor_end] for run in plan.runs])
     batch = build_gap_batch([pending], [0], [plan.end], [plan.end], [row], row.device)
     kept = batch.kept
     return Extend(tokens[kept], kept, row, row[kept], batch.prefix_lens, batch.seq_lens, batch.splice)

@@ -189,12 +189,11 @@ class Planning:
         plan = self._best_plan(req, resolver, tokens, start, options)
         state.last_plan = LastPlan(plan.dropped, plan.changed_fields, plan.guarded)
         # Before `keep_locks_of`: after an exception the resolver must have all locks.
-        turns = self.media.turns(plan.runs, tokens)
-        rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
+        shifts = self.media.shifts(plan.runs, tokens)
+        pieces = [piece for run, shift in zip(plan.runs, shifts, strict=True) for piece in resolver.pieces(run, shift)]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:
-            turned = [each._replace(turn=turn) for each, turn in zip(rows, turns, strict=True)]
-            state.pending = PendingSplice(plan, turned, locks, self._host)
+            state.pending = PendingSplice(plan, pieces, locks, self._host)
 
     def _best_plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
         plans = [
