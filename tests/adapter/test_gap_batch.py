@@ -60,8 +60,8 @@ def test_window_slots_are_those_of_the_plan() -> None:
 
 def test_a_run_without_rows_is_an_error() -> None:
     pending = splice(0, 9, (1, 3, 5), (3, 7, 8))
-    del pending.rows[-1]
-    with pytest.raises(ValueError, match="shorter"):
+    del pending.pieces[-1]
+    with pytest.raises(ValueError, match="pieces of 2 tokens for a plan that splices 6"):
         build_gap_batch([pending], [0], [9], [9], [torch.arange(64)], torch.device("cpu"))
 
 

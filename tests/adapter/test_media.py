@@ -31,7 +31,7 @@ from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.state import Judged, PendingSplice
 from sglang_pic.config import PicConfig
-from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions
+from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions, RowSource
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.views import PoolView
 from tests.adapter.builders import make_planning, request
@@ -211,7 +211,7 @@ class Bench:
         index.publish("here", path, [(0, len(path))])
         tokens = read(images, req)
         options = PlanOptions(policy=MOST_REUSE, whole=req.pic.whole)
-        made = index.plan("here", tokens, prefix_len=0, resolve=lambda path, _: len(path), options=options)
+        made = index.plan("here", tokens, prefix_len=0, rows=RowSource(), options=options)
         full = self.forward(self.batch(req, self.full))
         moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in made.runs])
         ways = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from pic_bench.gpu.model import Bench, Extend
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, Tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, RowSource, Tokens
 from sglang_pic.errors import BenchError
 
 SHIFT: Final = 37  # of the first run: donor position less target position
@@ -82,7 +82,7 @@ class Lookup(NamedTuple):
 
     def plan(self) -> Plan:
         """The server's plan when the request is admitted."""
-        return self.known.plan(_NAMESPACE, self.prompt, prefix_len=0, resolve=lambda _path, end: end)
+        return self.known.plan(_NAMESPACE, self.prompt, prefix_len=0, rows=RowSource())
 
     def publish(self, plan: Plan) -> None:
         """Cut and hash what the plan computes, as the server does when the request is done; into an index of its own,

@@ -220,6 +220,9 @@ def build_gap_batch(
         start_lens: per request, `extend_logprob_start_len`.
         rows: per request, its row of slots; read for requests with a splice only.
         device: the model's device.
+
+    Raises:
+        ValueError: a plan's pieces are not of all its runs.
     """
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
     placed, locks, offset = list[_Placed](), ExitStack(), 0
@@ -234,6 +237,9 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
+            found = sum(piece.end - piece.start for piece in splice.pieces)
+            if found != splice.plan.num_spliced:
+                raise ValueError(f"pieces of {found} tokens for a plan that splices {splice.plan.num_spliced}.")
             placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
             locks.push(splice.locks)
         offset += extend_len

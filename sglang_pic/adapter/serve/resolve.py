@@ -18,7 +18,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.rows import HostRows, OnHost, Piece, WindowRows, cut_pieces
 from sglang_pic.adapter.sglang.seams import Tree
-from sglang_pic.core import Path, RowNames, Run, Span, intersect_spans, subtract_spans
+from sglang_pic.core import Path, RowNames, RowSource, Run, Span, intersect_spans, subtract_spans
 
 
 class _Resident(NamedTuple):
@@ -39,8 +39,8 @@ class ResolveError(Exception):
     """Resolving a donor failed; see its cause."""
 
 
-class TreeResolver:
-    """The `Resolver` of one request's plans, for donors of any `Namespace`.
+class TreeRows(RowSource):
+    """The rows of SGLang's tree, for one request's plans and donors of any `Namespace`.
 
     It locks them until `keep_locks_of` or `release`. Rows on the host are resident, too. A tree for a draft model of
     EAGLE's kind identifies a row by its token and the next one, so the last token of a path has no row.
@@ -54,13 +54,14 @@ class TreeResolver:
         windows: WindowRows | None = None,
         *,
         media: TextOnly | None = None,
+        pinned_len: Callable[[Path], int] | None = None,
     ) -> None:
         self._tree, self._names, self._host, self._windows = tree, names, host, windows
-        self._media = media or TextOnly()
+        self._media, self._pinned_len = media or TextOnly(), pinned_len
         self._found: dict[Path, _Resident] = {}
 
-    def __call__(self, path: Path, end: int) -> int:
-        """How many leading tokens of `path` are resident; may stop at `end`.
+    def num_resident(self, path: Path, end: int) -> int:
+        """As `RowSource`; the rows are locked.
 
         Raises:
             ResolveError: matching or locking failed.
@@ -110,15 +111,20 @@ class TreeResolver:
             self._host.lock(found, locks)
             return locks.pop_all().close
 
-    def num_on_host(self, path: Path, start: int, end: int) -> int:
-        """How many rows of `[start, end)` of a path, resolved up to `end`, are on the host, or their window rows."""
+    def num_to_fetch(self, path: Path, start: int, end: int) -> int:
+        """How many rows of a resident span are on the host, or their window rows."""
+        if self._host is None:
+            return 0
         found = self._found[path]
         in_windows = sum(each.num_within(start, end) for each in found.on_host.windows)
         return max(in_windows, end - max(start, min(end, found.num_here)))
 
-    def missing(self, path: Path, start: int, end: int) -> list[Span]:
-        """The parts of `[start, end)` of a path, resolved up to `end`, whose window rows are nowhere."""
-        return intersect_spans(self._found[path].holes, start, end)
+    def holes(self, path: Path, start: int, end: int) -> Sequence[Span]:
+        """The parts of a resident span whose window rows are nowhere."""
+        return () if self._windows is None else intersect_spans(self._found[path].holes, start, end)
+
+    def pinned_len(self, path: Path) -> int:
+        return 0 if self._pinned_len is None else self._pinned_len(path)
 
     def pieces(self, run: Run, shift: int) -> list[Piece]:
         """The pieces of a run whose donor is resolved, in order, cut where its rows or their window rows lie elsewhere.
@@ -151,7 +157,7 @@ class TreeResolver:
             slots: of all rows of its donor's path on the device.
         """
         found, start, end = self._found[run.donor], run.donor_start, min(run.donor_end, len(slots))
-        assert not self.missing(run.donor, start, run.donor_end), "the planner leaves holes out"
+        assert not self.holes(run.donor, start, run.donor_end), "the planner leaves holes out"
         here = [(start, end)] if start < end else []
         on_host = [(each.start, each.end) for each in found.on_host.windows]
         with ExitStack() as both:
