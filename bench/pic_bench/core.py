@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from pic_bench.frame import Finding, Result, Study, at_least, ms, result_of, timed
 from pic_bench.report.markdown import Table, markdown_table
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Lexicon, PlanOptions, Tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Lexicon, PlanOptions, RowSource, Tokens
 from sglang_pic.errors import BenchError
 
 _VOCABULARY: Final = 49_152
@@ -201,7 +201,7 @@ def _agents_text() -> tuple[Tokens, Lexicon]:
 def _time(prompts: Prompts, case: Case, num_plans: int) -> CoreTiming:
     times, recovered, cuts = [], [], []
     for index, prompt, num_planted in islice(prompts, _WARMUP + num_plans):
-        plan = partial(index.plan, _NAMESPACE, prefix_len=0, resolve=lambda _path, end: end)
+        plan = partial(index.plan, _NAMESPACE, prefix_len=0, rows=RowSource())
         seconds, planned = timed(plan, prompt)
         whole = plan(prompt, options=_MOST_REUSE)
         for run in (*planned.runs, *whole.runs):

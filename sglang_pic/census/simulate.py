@@ -26,8 +26,8 @@ from sglang_pic.core import (
     DropReason,
     Exactness,
     Lexicon,
-    Path,
     PlanOptions,
+    RowSource,
     Run,
     Span,
     Tokens,
@@ -96,7 +96,7 @@ class Cache:
         self._lexicon = Lexicon()
         self.index = ContentIndex(config, lexicon=self._lexicon)
         self.prefixes = PrefixTree()
-        self._plan = partial(self.index.plan, NAMESPACE, resolve=_resident, options=options)
+        self._plan = partial(self.index.plan, NAMESPACE, rows=RowSource(), options=options)
         self._refs: dict[int, CallRef] = {}
 
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
@@ -156,8 +156,3 @@ class Cache:
         # Where the guard cut a run, less than a seam may be computed.
         seam_len = min(run.seam_len, run.target_start - served)
         return RunSpan(run.target_start, run.target_end, run.shift, seam_len, self._refs[donor], run.context)
-
-
-def _resident(_: Path, end: int) -> int:
-    """Nothing was evicted."""
-    return end

@@ -10,9 +10,9 @@ from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.native import load_loops
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run, num_reads
-from sglang_pic.core.planner import Resolver
 from sglang_pic.core.policy import PRESETS, ReusePolicy, has_bolder_preset, with_preset
 from sglang_pic.core.published import rows_from_store, rows_of_request
+from sglang_pic.core.row_source import RowSource
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.steps import PositionSteps
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
@@ -36,9 +36,9 @@ __all__ = [
     "PlanOptions",
     "PositionSteps",
     "Reason",
-    "Resolver",
     "ReusePolicy",
     "RowNames",
+    "RowSource",
     "Run",
     "Span",
     "Tokens",

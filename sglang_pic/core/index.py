@@ -1,6 +1,6 @@
 """The chunk index: maps chunks to places in the radix tree, in every namespace.
 
-It has no rows; the resolver says whether a donor's rows are still in the radix tree. It is deterministic: the same
+It has no rows; a `RowSource` says whether a donor's rows are still in the radix tree. It is deterministic: the same
 calls give the same plans in any process.
 """
 
@@ -27,8 +27,9 @@ from sglang_pic.core.ending_filter import ending_hashes
 from sglang_pic.core.exactness import Exactness, exactness_of, mark_approximate
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.plan import Plan, PlanOptions
-from sglang_pic.core.planner import Planner, Resolver
+from sglang_pic.core.planner import Planner
 from sglang_pic.core.published import Published
+from sglang_pic.core.row_source import RowSource
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
@@ -203,7 +204,7 @@ class ContentIndex:
         tokens: Tokens,
         *,
         prefix_len: int,
-        resolve: Resolver,
+        rows: RowSource,
         end: int | None = None,
         options: PlanOptions | None = None,
     ) -> Plan:
@@ -213,13 +214,12 @@ class ContentIndex:
             namespace: only its donors are used.
             tokens: the prompt.
             prefix_len: length of the tree's exact match.
-            resolve: called for every run before it is chosen. A path that is shorter in the tree is shortened here
-                too, and another donor is tried.
+            rows: of the donors. A path that is shorter there is shortened here, too.
             end: the prompt's length if it is not all of `tokens`.
             options: the request's own settings.
 
         Returns:
-            The plan; its runs are resident according to `resolve`.
+            The plan; its runs are resident according to `rows`.
 
         Raises:
             ValueError: `prefix_len` and `end` are not in order inside the prompt.
@@ -241,7 +241,7 @@ class ContentIndex:
             lexicon=self._lexicon,
             tokens=tokens[:stop],
             prefix_len=prefix_len,
-            resolve=resolve,
+            rows=rows,
             forget=self._forget,
             row_lookahead=self._row_lookahead,
         )

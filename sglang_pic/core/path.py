@@ -14,7 +14,7 @@ from sglang_pic.core.trie import Node
 class Path:
     """A token path from position 0 on which a donor's rows are; immutable. It may be longer than the donor needs.
 
-    Within one plan equal paths are one object that all runs on it share, so a resolver may keep locks by path.
+    Within one plan equal paths are one object that all runs on it share, so a source of rows may keep locks by path.
     """
 
     __slots__ = ("_end", "_hash", "_joined", "_parts", "namespace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Annotated
 
@@ -188,13 +188,6 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens that other requests compute in the same pass."""
     reads_before: Annotated[int, Range(0, 1 << 80)] = 0
     """Their `num_reads`."""
-    pinned_len: Callable[[Path], int] | None = None
-    """How many leading tokens of a donor's path are pinned; given if the context rule does not apply to pinned rows."""
-
-    num_to_fetch: Callable[[Path, int, int], int] | None = None
-    """How many rows of a span of a donor's path, resolved up to its end, are on the host."""
-    missing: Callable[[Path, int, int], Sequence[Span]] | None = None
-    """The parts of such a span, ascending, that a pool of sliding-window layers lacks; `None` without such a pool."""
     steps: tuple[PositionSteps, ...] = ()
     """Steps by which the model scales or cuts its attention; no row is moved to another step."""
 

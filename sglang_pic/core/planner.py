@@ -24,16 +24,11 @@ from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.path import Path, PlanPaths
 from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
+from sglang_pic.core.row_source import RowSource
 from sglang_pic.core.spans import merge_spans
 from sglang_pic.core.surplus import hold_whole, limit_gaps, limit_runs, repair_seams
 from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
-
-Resolver = Callable[[Path, int], int]
-"""`resolve(path, end)`: how many leading tokens of `path`, at most to the end of `end`'s page, have rows in the tree.
-
-It must lock the rows that it finds until the plan ends, and must not call the index.
-"""
 
 # Tokens before a span that are compared to choose between donors, and to decide whether it needs a seam.
 _CONTEXT_TOKENS = 16
@@ -79,7 +74,7 @@ class Planner:
         lexicon: the texts of the tokens, for the guard of changed fields.
         tokens: the prompt.
         prefix_len: length of the tree's exact match.
-        resolve: called for every run before it is chosen.
+        rows: of the donors.
         forget: `forget(node, position)` drops the path to `node` from `position` on.
         row_lookahead: tokens after a row that it depends on: so many at the end of an equal span are computed.
     """
@@ -94,14 +89,14 @@ class Planner:
         lexicon: Lexicon | None,
         tokens: Tokens,
         prefix_len: int,
-        resolve: Resolver,
+        rows: RowSource,
         forget: Callable[[Node, int], None],
         row_lookahead: int = 0,
     ) -> None:
         self._options, self._row_lookahead = options, row_lookahead
         self._trie, self._donors = trie, donors
         self._tokens, self._prefix_len, self._end = tokens, prefix_len, len(tokens)
-        self._resolve, self._forget = resolve, forget
+        self._rows, self._forget = rows, forget
         last = self._end if options.compute_from is None else min(self._end, options.compute_from + 1)
         self._limits = _Limits(
             stop=last - 1,
@@ -158,8 +153,7 @@ class Planner:
 
     def _num_to_fetch(self, run: Run) -> int:
         """How many rows of a resolved run are on the host."""
-        asked = self._options.num_to_fetch
-        return 0 if asked is None else asked(run.donor, run.donor_start, run.donor_end)
+        return self._rows.num_to_fetch(run.donor, run.donor_start, run.donor_end)
 
     def _collect(self) -> list[Run]:
         runs: list[Run] = []
@@ -203,7 +197,7 @@ class Planner:
                 self._give_up(best)
                 return None
             donor_end = best.end - best.shift
-            resident = self._resolve(run.donor, donor_end)
+            resident = self._rows.num_resident(run.donor, donor_end)
             if resident >= donor_end:
                 whole = self._whole(run)
                 if whole is None:
@@ -222,8 +216,7 @@ class Planner:
 
     def _whole(self, run: Run) -> Run | None:
         """The first part of a resolved run that all layers have rows of; None, counted, if it is too short."""
-        asked = self._options.missing
-        holes = () if asked is None else asked(run.donor, run.donor_start, run.donor_end)
+        holes = self._rows.holes(run.donor, run.donor_start, run.donor_end)
         all_steps = self._options.steps
         if not holes and not all_steps:
             return run
@@ -336,8 +329,8 @@ class Planner:
 
     def _pinned_end(self, donor: Path, shift: int) -> int:
         """The position in the prompt up to which a donor's rows are pinned, so that the context rule does not apply."""
-        pinned_len = self._options.pinned_len
-        return 0 if pinned_len is None else pinned_len(donor) + shift
+        pinned_len = self._rows.pinned_len(donor)
+        return pinned_len + shift if pinned_len else 0
 
     def _is_long_enough(self, found: _Candidate) -> bool:
         """Whether the equal span, with the equal tokens beside it that may not be spliced, has `min_run` tokens."""

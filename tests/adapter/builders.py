@@ -26,7 +26,6 @@ from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import Counts, Epoch, LastPlan, PendingSplice, RequestState
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.hooks import listed
@@ -88,8 +87,8 @@ def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
 
 def splice(prefix_len: int, end: int, *runs: tuple[int, int, int], slots: int = 900) -> PendingSplice:
     """Such a plan on its way to the pass; the row for position `p` is read from slot `slots + p`."""
-    sources = [Rows(torch.arange(slots + start, slots + end)) for start, end, _ in runs]
-    return PendingSplice(plan(prefix_len, end, *runs), sources)
+    sources = [torch.arange(slots + start, slots + end) for start, end, _ in runs]
+    return PendingSplice.on_device(plan(prefix_len, end, *runs), sources)
 
 
 def scheduled(reqs: Sequence[Any], lens: Sequence[int], **fields: Any) -> Any:

@@ -42,7 +42,7 @@ from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.state import Move
+from sglang_pic.adapter.serve.rows import Piece, Place
 from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
@@ -252,31 +252,30 @@ class Rank:
         assert not set(slots[req.prefix_len : len(ids)]) & self._others(req), "slots of another request or of the tree"
         splice, spliced = req.pic.take_plan(), set[int]()
         if splice is not None:
-            moves = splice.moves()
-            on_device = [(move, self.rows) for move in (*moves.here, *moves.split)]
-            on_host = [(move, self.host_pool.rows) for move in moves.fetched if self.host_pool]
-            assert sum(move.run.num_tokens for move, _ in on_device + on_host) == splice.plan.num_spliced
-            for move, rows in on_device + on_host:
-                run, sources = move.run, move.slots.tolist()
+            assert sum(piece.end - piece.start for piece in splice.pieces) == splice.plan.num_spliced
+            for piece in splice.pieces:
+                is_there = piece.place is Place.HOST and self.host_pool is not None
+                rows = self.host_pool.rows if is_there else self.rows
+                run, sources = piece.run, piece.slots.tolist()
                 read = [rows.get(slot) for slot in sources]
                 donor_space = run.donor.namespace[:2]  # type: ignore[index]
                 assert donor_space[1] == space[1]
                 assert _client_key(donor_space[0]) == _client_key(space[0])
-                places = range(run.target_start, run.target_end)
+                places = range(piece.start, piece.end)
                 exact = [row is not None and row.is_exact for row in read]
                 assert read == [
                     Row(ids[at], at - run.shift, donor_space, True, is_exact, self._next(ids, at))
                     for at, is_exact in zip(places, exact, strict=True)
                 ], "a spliced row is not the row of that token at that place, computed there"
                 spliced.update(places)
-                self.counts["rows read" if rows is self.rows else "rows fetched"] += run.num_tokens
+                self.counts["rows read" if rows is self.rows else "rows fetched"] += len(places)
                 if rows is not self.rows and self.host_pool is not None:
                     self.host_pool.check_beside(sources)
                     self.fetches.append(Fetch(self.host_pool, sources, read))
-                if move.window_slots is not None:
-                    self._read_windows(move, read, is_here=any(move is each for each in moves.here))
-            self.counts["rows split"] += sum(move.run.num_tokens for move in moves.split)
-            if (on_host or moves.split) and self.host_pool is not None:
+                if piece.windows is not None:
+                    self._read_windows(piece, read)
+                self.counts["rows split"] += len(places) if piece.place is Place.WINDOWS_ON_HOST else 0
+            if splice.num_fetched and self.host_pool is not None:
                 self.tree.host.hold(splice.locks, splice.num_fetched, (Event(), Event()))
             else:
                 splice.locks.close()
@@ -290,12 +289,12 @@ class Rank:
             assert not {*written} & {*self.allocator.swa_attn_allocator.free_pages.tolist()} or self.page_size > 1
             self.window_rows.update(zip(written, map(self.rows.get, slots[req.prefix_len : len(ids)]), strict=True))
 
-    def _read_windows(self, move: Move, rows: list[Row | None], *, is_here: bool) -> None:
+    def _read_windows(self, piece: Piece, rows: list[Row | None]) -> None:
         """The window rows of a copy are those of its `rows`, on the device or on the host."""
-        assert move.window_slots is not None
-        slots = move.window_slots.tolist()
-        if is_here:
-            assert torch.equal(move.window_slots, self._table()[move.slots]), "window slots that were given away"
+        assert piece.windows is not None
+        slots = piece.windows.tolist()
+        if piece.place is Place.DEVICE:
+            assert torch.equal(piece.windows, self._table()[piece.slots]), "window slots that were given away"
             found = [self.window_rows.get(slot) for slot in slots]
         else:
             pool = self.tree.host_pool_group.get_pool(PoolName.SWA)

@@ -17,7 +17,6 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, Features
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Exactness, Plan
 from tests.adapter import builders
@@ -62,7 +61,8 @@ class Cache:
             locks.callback(self.unlock)
             self.num_locked += 1
             made = msgspec.structs.replace(req.plan, prefix_len=prefix_len)
-            req.pic.pending = PendingSplice(made, [Rows(torch.arange(run.num_tokens)) for run in made.runs], locks)
+            req.pic.pending = PendingSplice.on_device(made, [torch.arange(run.num_tokens) for run in made.runs])
+            req.pic.pending.locks = locks
 
     def make_room(self) -> bool:
         self.num_locked_elsewhere -= (has_some := self.num_locked_elsewhere > 0)

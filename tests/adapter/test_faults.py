@@ -25,7 +25,7 @@ from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.resolve import TreeResolver
+from sglang_pic.adapter.serve.resolve import TreeRows
 from sglang_pic.adapter.serve.state import Epoch, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Plan
@@ -102,8 +102,8 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     ("owner", "name", "reason", "chunk"),
     [
         (ContentIndex, "plan", Fallback.FAULT_PLAN, 0),
-        (TreeResolver, "_find", Fallback.FAULT_RESOLVE, 0),
-        (TreeResolver, "_rows", Fallback.FAULT_RESOLVE, 0),
+        (TreeRows, "_find", Fallback.FAULT_RESOLVE, 0),
+        (TreeRows, "_pieces", Fallback.FAULT_RESOLVE, 0),
         (Plan, "cut", Fallback.FAULT_PLAN, 0),
         (Plan, "clip", Fallback.FAULT_PLAN, 0),
         (Accounting, "_count_guard", Fallback.FAULT_ACCOUNTING, REUSED),

@@ -15,7 +15,7 @@ from sglang.srt.lora.lora_manager import LoRAManager
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
-from sglang_pic.adapter.serve.rows import Rows
+from sglang_pic.adapter.serve.rows import Place
 from sglang_pic.adapter.serve.state import PendingSplice
 from tests.adapter.builders import BareRunner, extend_batch, plan, request_state, splice
 
@@ -24,7 +24,7 @@ def test_mixed_batch_layout() -> None:
     """Two requests with runs around one without; every list checked by hand."""
     released: list[str] = []
     first = splice(4, 20, (6, 12, -3), slots=894)
-    last = PendingSplice(plan(0, 9, (1, 3, 5), (3, 7, 8)), [Rows(torch.tensor([70, 71])), Rows(torch.arange(50, 54))])
+    last = PendingSplice.on_device(plan(0, 9, (1, 3, 5), (3, 7, 8)), [torch.tensor([70, 71]), torch.arange(50, 54)])
     for each, name in ((first, "a"), (last, "b"), (last, "c")):
         each.locks.callback(released.append, name)
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
@@ -49,8 +49,8 @@ def test_window_slots_are_those_of_the_plan() -> None:
     first, last = splice(4, 20, (6, 12, -3)), splice(0, 9, (1, 3, 5), (3, 7, 8))
     windows = {0: [torch.arange(30, 36)], 1: [torch.tensor([50, 51]), torch.arange(60, 64)]}
     for at, each in enumerate((first, last)):
-        each.rows = [rows._replace(window_slots=slots) for rows, slots in zip(each.rows, windows[at], strict=True)]
-    last.plan = last.plan.clip(6)
+        each.pieces = [piece._replace(windows=own) for piece, own in zip(each.pieces, windows[at], strict=True)]
+    last.clip(6)
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
     gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 6], [16, 5, 6], rows, torch.device("cpu"))
     assert gap.splice.windows is not None
@@ -60,8 +60,8 @@ def test_window_slots_are_those_of_the_plan() -> None:
 
 def test_a_run_without_rows_is_an_error() -> None:
     pending = splice(0, 9, (1, 3, 5), (3, 7, 8))
-    del pending.rows[-1]
-    with pytest.raises(ValueError, match="shorter"):
+    del pending.pieces[-1]
+    with pytest.raises(ValueError, match="pieces of 2 tokens for a plan that splices 6"):
         build_gap_batch([pending], [0], [9], [9], [torch.arange(64)], torch.device("cpu"))
 
 
@@ -192,11 +192,11 @@ def test_admission_clips_the_plan_and_keeps_its_slots_aligned(pending: PendingSp
     assert state.admit(pending.plan.prefix_len, end, first_chunk=True) is pending.plan
     assert pending.plan.end == end
     assert [rows[:2] for rows in state.spliced] == [(run.target_start, run.target_end) for run in pending.plan.runs]
-    moves = pending.moves()
-    assert ([move.run for move in moves.here], moves.split, moves.fetched) == ([*pending.plan.runs], [], [])
-    for move in moves.here:
-        assert move.shift == 7
-        assert move.slots.tolist() == list(range(1000 + move.run.target_start, 1000 + move.run.target_end))
+    spans = [(piece.start, piece.end) for piece in pending.pieces]
+    assert spans == [(run.target_start, run.target_end) for run in pending.plan.runs]
+    for piece in pending.pieces:
+        assert (piece.shift, piece.place) == (7, Place.DEVICE)
+        assert piece.slots.tolist() == list(range(1000 + piece.start, 1000 + piece.end))
 
 
 def test_the_donors_of_a_plan_are_unlocked_once_whatever_becomes_of_it() -> None:

@@ -31,7 +31,7 @@ from sglang_pic.adapter.features.hicache.hicache_tree import NO_STORE, HiCacheTr
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
-from sglang_pic.adapter.serve.rows import OnDevice, Rows, WindowsOnHost
+from sglang_pic.adapter.serve.rows import OnDevice, OnHost, Place, WindowsOnHost, cut_pieces
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.calibration import calibrate_fetch
 from sglang_pic.errors import UnsupportedError
@@ -390,7 +390,7 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
         path.move_rows(whole)
     assert seen == ["loaded", "spliced"]
     seen.clear()
-    fetch: Any = SimpleNamespace(host_slots=None, dst=range(5), shifts=None, windows=None)
+    fetch: Any = SimpleNamespace(src=None, dst=range(5), shifts=None, windows=None)
     queue.clear()
     path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[], host=tier))  # type: ignore[arg-type]
     tier.unlock_read()
@@ -428,38 +428,37 @@ def test_a_load_of_window_rows_is_of_the_last_window(donor: tuple[int, int, int]
 
 def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     """Also if the plan was clipped since: what is left of the second run is on the device as a whole."""
-    first, last = (
-        Rows(torch.arange(3), None, torch.arange(100, 107)),
-        Rows(torch.arange(50, 58), None, torch.arange(200, 204)),
-    )
-    pending = PendingSplice(plan(0, 60, (10, 20, 4), (30, 42, 4)), [first, last])
+    made = plan(0, 60, (10, 20, 4), (30, 42, 4))
+    first = cut_pieces(made.runs[0], 4, torch.arange(9), OnHost(node=1, slots=torch.arange(100, 107)))
+    last = cut_pieces(made.runs[1], 4, torch.arange(34), OnHost(node=1, slots=torch.arange(200, 204)))
+    pending = PendingSplice(made, [*first, *last])
 
-    def read(part: str) -> list[Any]:
-        found = getattr(pending.moves(), part)
-        return [(move.run.target_start, move.run.target_end, move.shift, move.slots.tolist()) for move in found]
+    def read(place: Place) -> list[Any]:
+        found = [piece for piece in pending.pieces if piece.place is place]
+        return [(piece.start, piece.end, piece.shift, piece.slots.tolist()) for piece in found]
 
-    assert read("here") == [(10, 13, 4, [0, 1, 2]), (30, 38, 4, [*range(50, 58)])]
-    assert read("fetched") == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
-    pending.plan = pending.plan.clip(36)
-    assert read("here")[1:] == [(30, 35, 4, [*range(50, 55)])]
+    assert read(Place.DEVICE) == [(10, 13, 4, [6, 7, 8]), (30, 38, 4, [*range(26, 34)])]
+    assert read(Place.HOST) == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
+    assert [piece.on_device for piece in pending.pieces] == [OnDevice(1, 6, 9), None, OnDevice(1, 26, 34), None]
+    pending.clip(36)
+    assert read(Place.DEVICE)[1:] == [(30, 35, 4, [*range(26, 31)])]
     assert pending.num_fetched == 7
 
 
 def test_a_run_is_cut_where_its_window_rows_lie_elsewhere() -> None:
     """Of ten tokens six are on the device, of which the third and fourth have their window rows on the host."""
-    there = [WindowsOnHost(2, 4, torch.arange(72, 74)), WindowsOnHost(6, 10, torch.arange(76, 80))]
-    rows = Rows(torch.arange(6), None, torch.arange(100, 104), torch.arange(50, 56), there)
-    pending = PendingSplice(plan(0, 60, (10, 20, 4)), [rows])
+    there = [WindowsOnHost(8, 10, torch.arange(72, 74)), WindowsOnHost(12, 16, torch.arange(76, 80))]
+    made, on_host = plan(0, 60, (10, 20, 4)), OnHost(node=1, slots=torch.arange(100, 104), windows=there)
+    pending = PendingSplice(made, cut_pieces(made.runs[0], 4, torch.arange(12), on_host, torch.arange(50, 56)))
 
-    def read() -> list[list[tuple[int, list[int], list[int]]]]:
-        return [
-            [(each.run.target_start, each.slots.tolist(), each.window_slots.tolist()) for each in part]  # type: ignore[union-attr]
-            for part in pending.moves()
-        ]
+    def read() -> list[tuple[int, Place, list[int], list[int]]]:
+        every = [(each, each.windows) for each in pending.pieces]
+        return [(each.start, each.place, each.slots.tolist(), own.tolist()) for each, own in every if own is not None]
 
-    here = [(10, [0, 1], [50, 51]), (14, [4, 5], [54, 55])]
-    assert read() == [here, [(12, [2, 3], [72, 73])], [(16, [100, 101, 102, 103], [76, 77, 78, 79])]]
+    first = [(10, Place.DEVICE, [6, 7], [50, 51]), (12, Place.WINDOWS_ON_HOST, [8, 9], [72, 73])]
+    last = (16, Place.HOST, [100, 101, 102, 103], [76, 77, 78, 79])
+    assert read() == [*first, (14, Place.DEVICE, [10, 11], [54, 55]), last]
     assert pending.num_fetched == 6
-    pending.plan = pending.plan.clip(14)
-    assert read() == [here[:1], [(12, [2], [72])], []]
+    pending.clip(14)
+    assert read() == [first[0], (12, Place.WINDOWS_ON_HOST, [8], [72])]
     assert pending.num_fetched == 1

@@ -29,10 +29,9 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.media import tokens_of
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import Judged, PendingSplice
 from sglang_pic.config import PicConfig
-from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions
+from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions, RowSource
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.views import PoolView
 from tests.adapter.builders import make_planning, request
@@ -195,11 +194,11 @@ class Bench:
         (logits,) = trial_forward(self.runner, batch).logits_output.next_token_logits
         return logits.double().log_softmax(0)
 
-    def spliced(self, req: Any, plan: Plan, turns: list[int]) -> torch.Tensor:
+    def spliced(self, req: Any, plan: Plan, shifts: list[int]) -> torch.Tensor:
         self.view.fill(self.written, 0xFF)
-        slots = [self.donor[run.donor_start : run.donor_end] for run in plan.runs]
-        rows = [Rows(each, turn=turn) for each, turn in zip(slots, turns, strict=True)]
-        pending, num_tokens = PendingSplice(plan, rows), plan.end
+        pending = PendingSplice.on_device(plan, [self.donor[run.donor_start : run.donor_end] for run in plan.runs])
+        pieces, num_tokens = zip(pending.pieces, shifts, strict=True), plan.end
+        pending.pieces = [piece._replace(shift=shift) for piece, shift in pieces]
         batch = self.batch(req, self.written)
         hand_over(batch, build_gap_batch([pending], [0], [num_tokens], [num_tokens], [self.row], self.view.device))
         return self.forward(batch)
@@ -212,17 +211,17 @@ class Bench:
         index.publish("here", path, [(0, len(path))])
         tokens = read(images, req)
         options = PlanOptions(policy=MOST_REUSE, whole=req.pic.whole)
-        made = index.plan("here", tokens, prefix_len=0, resolve=lambda path, _: len(path), options=options)
+        made = index.plan("here", tokens, prefix_len=0, rows=RowSource(), options=options)
         full = self.forward(self.batch(req, self.full))
         moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in made.runs])
         ways = {
-            "right": [turn - further for turn in images.turns(made.runs, tokens)],
+            "right": [shift - further for shift in images.shifts(made.runs, tokens)],
             "by tokens": [run.shift for run in made.runs],
             "not turned": [0] * len(made.runs),
         }
         found: dict[str, Any] = {"places": moved.tolist(), "images": req.pic.whole}
-        for way, turns in ways.items():
-            spliced = self.spliced(req, made, turns)
+        for way, shifts in ways.items():
+            spliced = self.spliced(req, made, shifts)
             rows = zip(read_rows(self.view, self.written), read_rows(self.view, self.full), strict=True)
             errors = [relative_l2(written[moved], computed[moved]) for written, computed in rows]
             kl = float((full.exp() * (full - spliced)).sum())

@@ -226,9 +226,9 @@ def test_nothing_crosses_a_namespace(server: Server) -> None:
     lens = ((None, None, len(SYSTEM)), ("tenant", None, len(b)), (None, "secret", len(b)), ("x", None, 0))
     for key, salt, pinned in lens:
         path = Path(Namespace(key, salt), [as_tokens([*b, 7])])
-        assert server.pins.pinned_len(path) == pinned
+        assert server.pins.num_pinned(path) == pinned
     server.serve(SYSTEM, unpin="a")
-    assert server.pins.pinned_len(Path(Namespace(), [as_tokens(b)])) == 0
+    assert server.pins.num_pinned(Path(Namespace(), [as_tokens(b)])) == 0
     assert len(server.names) == 2
 
 

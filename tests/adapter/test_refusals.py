@@ -25,6 +25,7 @@ from sglang_pic.adapter.serve.modes import MODE_OFF, SWITCH_KEY, Cause, Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.receive import _details, receive
+from sglang_pic.adapter.serve.resolve import TreeRows
 from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState
 from sglang_pic.adapter.serve.tree import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.support import max_keys, max_sequences, refused_backend
@@ -57,9 +58,10 @@ class Index:
 
     names = RowNames()
     asked: PlanOptions | None = None
+    has_pins = False
 
-    def plan(self, _: object, tokens: Any, *, prefix_len: int, options: PlanOptions, **__: object) -> Plan:
-        self.asked = options
+    def plan(self, _: object, tokens: Any, *, prefix_len: int, options: PlanOptions, rows: TreeRows) -> Plan:
+        self.asked, self.has_pins = options, rows._pinned_len is not None
         return Plan(prefix_len=prefix_len, end=len(tokens))
 
 
@@ -68,12 +70,17 @@ def planning() -> Planning:
     return make_planning(Index(), PicConfig())
 
 
-def asked_for(req: Any) -> PlanOptions | None:
-    """What the index is asked for a plan with, if it is asked."""
+def planned(req: Any) -> Index:
+    """An index that was asked for a request's plan, if one was made."""
     index, tree = Index(), SimpleNamespace(page_size=1)
     pins = Pins(ContentIndex(), 0, Series((), None))
     make_planning(index, PicConfig(), features=Features([pins])).plan(req, tree, max_gaps=64)  # type: ignore[arg-type]
-    return index.asked
+    return index
+
+
+def asked_for(req: Any) -> PlanOptions | None:
+    """The options of the request's plan, if one was made."""
+    return planned(req).asked
 
 
 @pytest.mark.feature(
@@ -161,12 +168,12 @@ def test_what_logprobs_are_wanted_of_is_computed(fields: dict[str, Any], compute
 def test_what_a_request_sets_is_what_the_index_is_asked_for() -> None:
     """Pinned rows go near the end by the request's consent only."""
     options = RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5}, skills=Skills.NEAR)
-    asked, plain = (asked_for(request(pic=RequestState(each))) for each in (options, RequestOptions(skills=Skills.FAR)))
+    near, far = (planned(request(pic=RequestState(each))) for each in (options, RequestOptions(skills=Skills.FAR)))
+    asked = near.asked
     assert asked is not None
-    assert plain is not None
     assert asked.policy is not None
     assert (asked.policy.seam_tokens, asked.policy.tail_tokens) == (3, 5)
-    assert (asked.pinned_len is None, plain.pinned_len) == (False, None)
+    assert (near.has_pins, far.has_pins) == (True, False)
 
 
 def test_a_prompt_that_is_pinned_is_computed_and_donates(planning: Planning) -> None:

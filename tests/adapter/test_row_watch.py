@@ -19,10 +19,10 @@ from pic_bench.probe_plugin.recorder import Recorder
 from pic_bench.probe_plugin.row_watch import RowWatch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_pic.adapter.serve.gap_batch import Fetch, build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import Splice, build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import Move, RequestState, SplicedRows
-from sglang_pic.core import Path, Run, as_tokens
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState, SplicedRows
+from sglang_pic.core import Path, Plan, Run, as_tokens
 from sglang_pic.runtime.views import PoolKind, PoolView
 from tests.adapter.builders import request, splice
 
@@ -67,7 +67,7 @@ class Server:
             shifts = torch.full_like(dst, self.turned_by or run.shift)
             moved = SimpleNamespace(src=src, dst=dst, shifts=shifts, windows=None)
             gap = SimpleNamespace(splice=moved, fetch=None)
-            plan = SimpleNamespace(moves=lambda: ([Move(run, src, run.shift)], [], []))
+            plan = PendingSplice.on_device(Plan(prefix_len=0, end=len(tokens), runs=(run,)), [src])
             self.watch.lay_out(gap, None, [plan], batch, None)
         self._pass(batch, gap, slots, torch.tensor(tokens), torch.arange(len(tokens)))
         self.draft_pass(slots)
@@ -279,7 +279,7 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
     assert (keys < 0).nonzero()[:, 0].tolist() == [301, 302]
     faults.move_rows(None, path, gap)
     assert int((keys < 0).sum()) == 2, "a later splice is not corrupted"
-    gap.fetch = Fetch(torch.tensor([1, 2]), torch.tensor([501, 502]), torch.tensor([6, 6]))
+    gap.fetch = Splice(torch.tensor([1, 2]), torch.tensor([501, 502]), torch.tensor([6, 6]))
     faults.lay_out(gap, path, plans[2:3], SimpleNamespace(reqs=reqs[2:3]), None)
     faults.move_rows(None, path, gap)
     assert {501, 502} <= set((keys < 0).nonzero()[:, 0].tolist()), "rows of the host, too"

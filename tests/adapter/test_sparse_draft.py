@@ -21,7 +21,6 @@ from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime import read_geometry, view_pool
@@ -107,7 +106,7 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
                 each.fill(written, 0xFF)
             source = there if shift else here
             planned = plan(0, NUM_TOKENS, *((a, b, -shift) for a, b in RUNS))
-            pending = PendingSplice(planned, [Rows(source[a:b]) for a, b in RUNS])
+            pending = PendingSplice.on_device(planned, [source[a:b] for a, b in RUNS])
             pair.row[:NUM_TOKENS] = written.to(pair.row.dtype)
             gap = build_gap_batch([pending], [0], [NUM_TOKENS], [NUM_TOKENS], [pair.row], view.device)
             spliced, chosen = pair.prefill(written, 0, gap)

@@ -19,7 +19,6 @@ from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.prefill_path import prefill_path
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime.splice import Splicer
@@ -99,9 +98,8 @@ def run_on_cuda(runner: Any, _: object) -> dict[str, Any]:
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
     with borrow_slots(path.splicer.view, 3, NUM_TOKENS, row) as slots, torch.no_grad():
         bench = Bench(runner, path, slots)
-        pending = PendingSplice(
-            plan(0, NUM_TOKENS, *((*run, 0) for run in RUNS)), [Rows(slots[0][a:b]) for a, b in RUNS]
-        )
+        planned = plan(0, NUM_TOKENS, *((*run, 0) for run in RUNS))
+        pending = PendingSplice.on_device(planned, [slots[0][a:b] for a, b in RUNS])
         batch = trial_batch(runner, [NUM_TOKENS], input_ids=bench.tokens, slots=slots[2])
         layout = build_gap_batch([pending], [0], [NUM_TOKENS], [NUM_TOKENS], [row], row.device)
         with pytest.MonkeyPatch.context() as patch:

@@ -21,7 +21,6 @@ from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.serve.forward import ForwardPath, hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime.checks.gap_rows import read_rows
@@ -70,7 +69,7 @@ class Bench:
         # NaN, so that a row which neither the splice nor the pass writes shows in all that reads it.
         self.view.fill(self.written, 0xFF)
         planned = plan(0, NUM_TOKENS, *((start, end, -shift) for start, end in runs))
-        pending = PendingSplice(planned, [Rows(source[start:end]) for start, end in runs])
+        pending = PendingSplice.on_device(planned, [source[start:end] for start, end in runs])
         batch = self._batch(given, self.written, 0)
         layout = build_gap_batch([pending], [0], [NUM_TOKENS], [NUM_TOKENS], [self.row], self.view.device)
         hand_over(batch, layout)

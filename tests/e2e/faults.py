@@ -55,7 +55,7 @@ def _install(*_: object) -> None:
     from sglang_pic.adapter.serve.gap_batch import GapBatch
     from sglang_pic.adapter.serve.planning import Planning
     from sglang_pic.adapter.serve.publish import Publication
-    from sglang_pic.adapter.serve.resolve import TreeResolver
+    from sglang_pic.adapter.serve.resolve import TreeRows
     from sglang_pic.adapter.serve.state import RequestState
 
     armed: set[str] = set()
@@ -91,7 +91,7 @@ def _install(*_: object) -> None:
 
     _before(reception, "parse_options", _of_parameters)
     _before(Planning, "plan", of_req("plan", "resolve", "admission"))
-    _before(TreeResolver, "_find", of_armed("resolve"))
+    _before(TreeRows, "_find", of_armed("resolve"))
     _before(RequestState, "admit", of_armed("admission"))
     _before(Accounting, "count_admitted", of_req("accounting"))
     _before(ForwardPath, "lay_out", of_batch)

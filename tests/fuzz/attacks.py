@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sglang_pic.core import ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens
+from sglang_pic.core import ContentIndex, CoreConfig, Lexicon, RowSource, Tokens, as_tokens
 from tests.unit.core_builders import join
 
 WORDS, NUMBERS, LETTERS = (400, 8_000), (0, 100), (110, 300)
@@ -153,7 +153,7 @@ def main(scale: int = 4) -> None:
         index = ContentIndex(CoreConfig(), lexicon=LEXICON)
         prompt = attack(index, scale)
         begun = time.process_time()
-        plan = index.plan("a", prompt, prefix_len=0, resolve=lambda _, end: end)
+        plan = index.plan("a", prompt, prefix_len=0, rows=RowSource())
         took_ms = 1000 * (time.process_time() - begun)
         per_token = 1000 * took_ms / len(prompt)
         print(f"{attack.__name__:26} {len(prompt):8,} tokens {took_ms:7.0f} ms {per_token:6.2f} us a token", end=" ")

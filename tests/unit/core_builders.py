@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from sglang_pic.core import ContentIndex, Path, Plan, PlanOptions, Resolver, RowNames, Span, Tokens, as_tokens
+from sglang_pic.core import ContentIndex, Path, Plan, PlanOptions, RowNames, RowSource, Span, Tokens, as_tokens
 from sglang_pic.core.core_config import MOST_REUSE, CoreConfig
 
 Row = tuple[object, bytes, int]
+Resolve = Callable[[Path, int], int]
 
 DELIMITERS = frozenset({1})
 CLOSE = as_tokens([1])
@@ -51,16 +53,25 @@ def publish(index: ContentIndex, *parts: Tokens, namespace: object = "a") -> Non
 
 
 def plan_of(
-    index: ContentIndex, *parts: Tokens, namespace: object = "a", resolve: Resolver = all_resident, **how: Any
+    index: ContentIndex,
+    *parts: Tokens,
+    namespace: object = "a",
+    resolve: Resolve = all_resident,
+    pinned: int = 0,
+    **how: Any,
 ) -> Plan:
     """A plan, each run of which is proved equal to its donor token by token."""
     prompt = join(*parts)
 
-    def resolve_own(path: Path, end: int) -> int:
-        assert path.namespace == namespace, "no path of another namespace is even asked for"
-        return resolve(path, end)
+    class Rows(RowSource):
+        def num_resident(self, path: Path, end: int) -> int:
+            assert path.namespace == namespace, "no path of another namespace is even asked for"
+            return resolve(path, end)
 
-    plan = index.plan(namespace, prompt, resolve=resolve_own, **{"prefix_len": 0, **how})
+        def pinned_len(self, path: Path) -> int:
+            return min(pinned, len(path))
+
+    plan = index.plan(namespace, prompt, rows=Rows(), **{"prefix_len": 0, **how})
     at = plan.prefix_len
     for run in plan.runs:
         assert at <= run.target_start < run.target_end < len(prompt)

@@ -11,13 +11,12 @@ from sglang_pic.core.context import find_reordered
 from sglang_pic.core.trie import Node
 
 
-@pytest.mark.parametrize(("pinned", "spliced"), [(None, 0), (500, 246), (570, 316), (700, 336)])
-def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: int | None, spliced: int) -> None:
+@pytest.mark.parametrize(("pinned", "spliced"), [(0, 0), (500, 246), (570, 316), (700, 336)])
+def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: int, spliced: int) -> None:
     """A block of 400 tokens behind 190 others; the prompt has it behind 600 that the donor lacks, 10 before the end."""
     block, donor_head, head, question = (text(seed, n) for seed, n in enumerate((400, 190, 600, 10), start=7))
     index = index_of(join(donor_head, block), config=CoreConfig())
-    options = PlanOptions(pinned_len=None if pinned is None else lambda donor: min(pinned, len(donor)))
-    plan = plan_of(index, head, block, question, options=options)
+    plan = plan_of(index, head, block, question, pinned=pinned)
     assert plan.num_spliced == spliced
     assert all(run.target_start - run.donor_start == 410 and run.seam_len == 64 for run in plan.runs)
 
@@ -202,6 +201,6 @@ def test_pinned_rows_may_be_in_any_order() -> None:
     head, first, second, question = (text(seed, n) for seed, n in enumerate((80, 300, 300, 110), start=70))
     index = index_of(join(head, first, second), config=CoreConfig())
     prompt = join(head[:60], second, first, question)
-    for pinned_len, num_runs in ((None, 0), (lambda _: 680, 2)):
-        options = PlanOptions(policy=CoreConfig(edit="in_place"), pinned_len=pinned_len)
-        assert len(plan_of(index, prompt, options=options).runs) == num_runs
+    for pinned, num_runs in ((0, 0), (680, 2)):
+        options = PlanOptions(policy=CoreConfig(edit="in_place"))
+        assert len(plan_of(index, prompt, options=options, pinned=pinned).runs) == num_runs

@@ -11,13 +11,13 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from core_builders import Row, Rows, all_resident, donor_spans, index_of, join, plan_of, publish, spans, text
+from core_builders import Row, Rows, donor_spans, index_of, join, plan_of, publish, spans, text
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pic_bench.probe_plugin.invariants import check
 
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Span, Tokens, as_tokens, donors
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, RowSource, Span, Tokens, as_tokens, donors
 from sglang_pic.core.chunker import xxh3_name
 from sglang_pic.core.plan import CostModel, DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.tokens import common_len, common_suffix_len
@@ -386,7 +386,7 @@ def test_how_long_clients_name_their_namespaces_counts() -> None:
 @pytest.mark.parametrize(("prefix_len", "end"), [(-1, None), (11, None), (5, 4), (0, 11)])
 def test_a_prefix_or_end_outside_the_prompt_is_refused(prefix_len: int, end: int | None) -> None:
     with pytest.raises(ValueError, match="must lie in order inside 10 tokens"):
-        ContentIndex(MOST_REUSE).plan("a", text(0, 10), prefix_len=prefix_len, end=end, resolve=all_resident)
+        ContentIndex(MOST_REUSE).plan("a", text(0, 10), prefix_len=prefix_len, end=end, rows=RowSource())
 
 
 def test_donors_of_a_pinned_path_are_the_last_to_leave() -> None:

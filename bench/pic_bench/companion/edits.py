@@ -19,7 +19,7 @@ from pic_bench.fidelity.config import read_config, read_probes
 from pic_bench.fidelity.record import Probe
 from pic_bench.report.study import RESULTS
 from sglang_pic.config import PicConfig
-from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, PlanOptions, Span, as_tokens
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, PlanOptions, RowSource, Span, as_tokens
 
 _FOLDERS = {
     "fidelity-edits": "SmolLM2, float32",
@@ -116,7 +116,7 @@ class _Plans:
         index = ContentIndex(CoreConfig(edit=edit), lexicon=self._lexicon)  # type: ignore[arg-type]
         index.publish("", old, [(0, len(old))], delimiters=self._delimiters)
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
-        plan = index.plan("", as_tokens(case.prompt), prefix_len=0, resolve=lambda _, end: end, options=options)
+        plan = index.plan("", as_tokens(case.prompt), prefix_len=0, rows=RowSource(), options=options)
         return [(run.target_start, run.target_end) for run in plan.runs]
 
 

@@ -42,7 +42,7 @@ from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.record import Donors, TemplateSet
 from sglang_pic.census.simulate import NAMESPACE, Cache
-from sglang_pic.core import CoreConfig, Plan, PlanOptions, ReusePolicy, as_tokens
+from sglang_pic.core import CoreConfig, Plan, PlanOptions, ReusePolicy, RowSource, as_tokens
 from sglang_pic.core import Path as DonorPath
 
 ANSWER_TOKENS = 32
@@ -113,7 +113,7 @@ class Requests:
         tokens = as_tokens(ids)
         self._cache.learn()
         prefix = min(self._cache.prefixes.match(tokens).prefix_len, len(ids) - 1)
-        plan = partial(self._cache.index.plan, NAMESPACE, tokens, prefix_len=prefix, resolve=lambda _, end: end)
+        plan = partial(self._cache.index.plan, NAMESPACE, tokens, prefix_len=prefix, rows=RowSource())
         return prefix, {name: plan(options=each) for name, each in self._options.items()}
 
     def add(self, ids: Ids) -> None:

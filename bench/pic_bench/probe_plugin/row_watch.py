@@ -184,13 +184,13 @@ class RowWatch:
         tokens: list[int] = []
         sources: list[int] = []
         positions: list[int] = []
-        planned = [(req, plan) for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
+        planned = zip(batch.reqs, plans, strict=True)
+        pieces = [(req, piece) for req, plan in planned if plan is not None for piece in plan.pieces]
         # As the splice has them: what is read from the host follows all that is read from the device.
-        for part in range(3):
-            for req, run in ((req, move.run) for req, plan in planned for move in plan.moves()[part]):
-                tokens += req.full_untruncated_fill_ids[run.target_start : run.target_end]
-                sources += range(run.donor_start, run.donor_end)
-                positions += range(run.target_start, run.target_end)
+        for req, piece in sorted(pieces, key=lambda each: each[1].place):
+            tokens += req.full_untruncated_fill_ids[piece.start : piece.end]
+            sources += range(piece.start - piece.run.shift, piece.end - piece.run.shift)
+            positions += range(piece.start, piece.end)
         self._laid_out = _Claim(torch.tensor(tokens), torch.tensor(sources), torch.tensor(positions))
 
     def prepare(
@@ -268,13 +268,13 @@ class RowWatch:
             return
         windows = self._windows_read(gap)
         table, content, is_free = [column[src] for column in self._table], self._hash(src), self._is_free(src)
-        if gap.fetch is not None and len(gap.fetch.host_slots):
-            there = [column[gap.fetch.host_slots] for column in self._host]
+        if gap.fetch is not None and len(gap.fetch.src):
+            there = [column[gap.fetch.src] for column in self._host]
             table = [torch.cat(pair) for pair in zip(table, there, strict=True)]
             content = torch.cat([content, there[2]])
             is_free = torch.cat([is_free, torch.zeros(len(there[2]), dtype=torch.bool)])
             fetched = slice(len(gap.fetch.dst) - len(there[2]), None)
-            src, dst = torch.cat([src, gap.fetch.host_slots]), torch.cat([dst, gap.fetch.dst[fetched]])
+            src, dst = torch.cat([src, gap.fetch.src]), torch.cat([dst, gap.fetch.dst[fetched]])
             shifts = torch.cat([shifts, gap.fetch.shifts[fetched]])
         self.num_fetched += 0 if gap.fetch is None else len(gap.fetch.dst)
         token, position, held, is_computed, *beside = table

@@ -181,7 +181,7 @@ class Images(TextOnly):
             ids[start : start + image.num_tokens] = np.resize(image.values, len(ids[start : start + image.num_tokens]))
         return array("q", ids.tobytes())
 
-    def turns(self, runs: Sequence[Run], tokens: Tokens) -> list[int | None]:
+    def shifts(self, runs: Sequence[Run], tokens: Tokens) -> list[int]:
         end = max((run.donor_start for run in runs), default=0)
         here, there = self.lags(tokens), {path: self.lags(path.tokens(end)) for path in {run.donor for run in runs}}
         return [run.shift - here.at(run.target_start) + there[run.donor].at(run.donor_start) for run in runs]

@@ -31,7 +31,7 @@ from sglang_pic.adapter.serve.rows import WindowRows
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import Req, Tree
-from sglang_pic.core import ContentIndex, Path, PlanOptions, Reason, RowNames, Tokens, common_len
+from sglang_pic.core import ContentIndex, Path, Reason, RowNames, Tokens, common_len
 
 
 class PinEnd(Reason):
@@ -158,10 +158,8 @@ class Pins(Feature):
 
         hook(__name__, "Scheduler.unload_lora_adapter", after_unload)
 
-    def shape(self, state: RequestState, options: PlanOptions) -> PlanOptions:
-        if state.options.skills is not Skills.NEAR:
-            return options
-        return msgspec.structs.replace(options, pinned_len=self.pinned_len)
+    def pinned_len(self, state: RequestState) -> Callable[[Path], int] | None:
+        return self.num_pinned if state.options.skills is Skills.NEAR else None
 
     def on_released(self, req: Req, tree: PicTree) -> None:
         """Release pins whose time is over, and apply the request's options: drop a pin, pin its prompt."""
@@ -229,7 +227,7 @@ class Pins(Feature):
         self._series.add(ENDED, count, value=reason.value)
         self._show()
 
-    def pinned_len(self, path: Path) -> int:
+    def num_pinned(self, path: Path) -> int:
         """How many leading tokens of a donor's path are pinned, in the donor's own namespace."""
         prompts = self._prompts.get(path.namespace)
         return 0 if prompts is None else prompts.shared_len(path.tokens(self._max_tokens))

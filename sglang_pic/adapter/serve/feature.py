@@ -6,7 +6,7 @@ every rank alike, and know no feature by name. They turn exceptions into faults.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ import msgspec
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.sglang.seams import Req, Tree
-from sglang_pic.core import PlanOptions
+from sglang_pic.core import Path
 
 F = TypeVar("F", bound="Feature")
 
@@ -46,9 +46,9 @@ class Feature:
         """Why the request is served as if it had opted out, or None; called when it is matched, planned and counted."""
         return None
 
-    def shape(self, state: RequestState, options: PlanOptions) -> PlanOptions:
-        """The options of the request's plan, changed as this feature needs."""
-        return options
+    def pinned_len(self, state: RequestState) -> Callable[[Path], int] | None:
+        """`RowSource.pinned_len` for the request's plans; None if no rows are pinned for it."""
+        return None
 
     def on_admitted(self, req: Req) -> None:
         """A prefill chunk of the request was admitted and counted; called only if the request may reuse."""
@@ -110,11 +110,9 @@ class Features:
         """The first reason why a request is served as if it had opted out, or None."""
         return next((reason for each in self._features if (reason := each.diverts(state)) is not None), None)
 
-    def shape(self, state: RequestState, options: PlanOptions) -> PlanOptions:
-        """The options of a plan, changed by every feature."""
-        for each in self._features:
-            options = each.shape(state, options)
-        return options
+    def pinned_len(self, state: RequestState) -> Callable[[Path], int] | None:
+        """That of the first feature that pins rows for a request."""
+        return next((found for each in self._features if (found := each.pinned_len(state)) is not None), None)
 
     @property
     def num_slots(self) -> int:

@@ -33,7 +33,7 @@ import torch
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.gathered import set_token_counts
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.gap_batch import Fetch, GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import GapBatch, Splice, build_gap_batch
 from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
 from sglang_pic.adapter.serve.rows import HostRows
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
@@ -293,14 +293,14 @@ class ForwardPath:
         if self.recover is not None:
             self._series.observe(SPLICE_SECONDS, time.perf_counter() - began)
 
-    def _fetch(self, fetch: Fetch, host: HostRows | None, locks: ExitStack) -> None:
+    def _fetch(self, fetch: Splice, host: HostRows | None, locks: ExitStack) -> None:
         assert host is not None, "rows are found on the host where there is one"
         events = _device_module(self.splicer).Event
         started, finished = events(), events()
         started.record()
         try:
             for splicer in (self.splicer, *self._draft_splicers):
-                splicer.fetch(fetch.host_slots, fetch.dst, fetch.shifts, fetch.windows)
+                splicer.fetch(fetch.src, fetch.dst, fetch.shifts, fetch.windows)
         finally:
             finished.record()
             host.hold(locks.pop_all(), len(fetch.dst), (started, finished))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,8 +26,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 
 from sglang_pic.adapter.probe.copies import to_device
-from sglang_pic.adapter.serve.rows import HostRows, OnDevice
-from sglang_pic.adapter.serve.state import Move, PendingSplice
+from sglang_pic.adapter.serve.rows import HostRows, OnDevice, Piece, Place
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner
 
 _C = TypeVar("_C")
@@ -34,25 +35,13 @@ _C = TypeVar("_C")
 
 @dataclass(slots=True)
 class Splice:
-    """The rows to copy before the pass: all tensors are `[num_tokens]` on the pool's device."""
+    """The rows to copy before the pass, as `Splicer.splice` takes them, or `Splicer.fetch`: all are `[num_tokens]`."""
 
     src: torch.Tensor
+    """On the pool's device; of the host's pool in host memory, likewise `windows`."""
     dst: torch.Tensor
     shifts: torch.Tensor
     windows: torch.Tensor | None = None
-    """As `Splicer.splice` takes them."""
-
-
-@dataclass(slots=True)
-class Fetch:
-    """The rows to read from the host before the pass: `[num_tokens]` each, as in `Splice`."""
-
-    host_slots: torch.Tensor
-    """In host memory; likewise `windows`."""
-    dst: torch.Tensor
-    shifts: torch.Tensor
-    windows: torch.Tensor | None = None
-    """As `Splicer.fetch` takes them: then `host_slots` are of the last tokens alone."""
 
 
 class _Columns(NamedTuple, Generic[_C]):
@@ -67,7 +56,7 @@ class _Columns(NamedTuple, Generic[_C]):
     firsts: _C
     places: _C
     run_lens: _C
-    """Per move, its tokens and the positions by which its keys are rotated."""
+    """Per piece, its tokens and the positions by which its keys are rotated."""
     shifts: _C
     computed_lens: _C
     """Per request."""
@@ -94,7 +83,8 @@ class GapBatch:
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Locks on the donors' rows; closed when the splice is queued."""
-    fetch: Fetch | None = None
+    fetch: Splice | None = None
+    """What is read from the host."""
     donors: list[OnDevice] = field(default_factory=list)
     """The donors' rows on the device."""
     host: HostRows | None = None
@@ -230,9 +220,12 @@ def build_gap_batch(
         start_lens: per request, `extend_logprob_start_len`.
         rows: per request, its row of slots; read for requests with a splice only.
         device: the model's device.
+
+    Raises:
+        ValueError: a plan's pieces are not of all its runs.
     """
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
-    placed, locks, offset = (list[_Placed](), list[_Placed](), list[_Placed]()), ExitStack(), 0
+    placed, locks, offset = list[_Placed](), ExitStack(), 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
         owners += [i] * len(gaps)
@@ -244,16 +237,18 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
-            for found, of_batch in zip(splice.moves(), placed, strict=True):
-                of_batch += [(move, rows[i][move.run.target_start : move.run.target_end]) for move in found]
+            found = sum(piece.end - piece.start for piece in splice.pieces)
+            if found != splice.plan.num_spliced:
+                raise ValueError(f"pieces of {found} tokens for a plan that splices {splice.plan.num_spliced}.")
+            placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
             locks.push(splice.locks)
         offset += extend_len
     lens = [*map(int.__sub__, ends, starts)]
-    every = [*itertools.chain(*placed)]
-    runs = [len(dst) for _, dst in every], [move.shift for move, _ in every]
+    placed.sort(key=lambda each: each[0].place)
+    runs = [len(dst) for _, dst in placed], [piece.shift for piece, _ in placed]
     places = [0, *itertools.accumulate(lens[:-1])]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
-    moved, fetched = _gather_splice(*placed, wide)
+    moved, fetched = _gather_splice(placed, wide)
     return GapBatch(
         splice=moved,
         fetch=fetched,
@@ -266,13 +261,13 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
-        donors=[move.on_device for move, _ in every if move.on_device is not None],
+        donors=[piece.on_device for piece, _ in placed if piece.on_device is not None],
         host=next((splice.host for splice in pending if splice is not None), None),
     )
 
 
-_Placed: TypeAlias = tuple[Move, torch.Tensor]
-"""A move, and the slots that it is written to."""
+_Placed: TypeAlias = tuple[Piece, torch.Tensor]
+"""A piece, and the slots that it is written to."""
 
 
 # NOTE: without `output_size` torch waits for the device to learn the size of the result of `repeat_interleave`.
@@ -281,19 +276,20 @@ def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
     return moved_by + torch.arange(num_computed, device=moved_by.device)
 
 
-def _gather_splice(
-    here: Sequence[_Placed], split: Sequence[_Placed], fetched: Sequence[_Placed], columns: _Columns[torch.Tensor]
-) -> tuple[Splice, Fetch | None]:
-    """The copies from the device and from the host, of `Moves`; `columns` has them in this order."""
-    every = [*here, *split, *fetched]
-    if not every:
+def _gather_splice(placed: Sequence[_Placed], columns: _Columns[torch.Tensor]) -> tuple[Splice, Splice | None]:
+    """The copies from the device and from the host of pieces in the order of their places, as `columns` has them."""
+    if not placed:
         return Splice(columns.shifts, columns.shifts, columns.shifts), None
-    sources = [move.slots for move, _ in (*here, *split)]
-    windows, host_windows = (_window_slots(part) for part in (here, [*split, *fetched]))
+    places = [piece.place for piece, _ in placed]
+    here, on_device = bisect_right(places, Place.DEVICE), bisect_right(places, Place.WINDOWS_ON_HOST)
+    sources = [piece.slots for piece, _ in placed[:on_device]]
+    windows, host_windows = (
+        [piece.windows for piece, _ in part if piece.windows is not None] for part in (placed[:here], placed[here:])
+    )
     for slots in (*sources, *windows):
         _read_here(slots)
-    num_here, num_on_device = (sum(len(dst) for _, dst in part) for part in (here, [*here, *split]))
-    dst = torch.cat([dst for _, dst in every]).to(torch.int64)
+    num_here, num_on_device = (sum(len(dst) for _, dst in placed[:part]) for part in (here, on_device))
+    dst = torch.cat([dst for _, dst in placed]).to(torch.int64)
     shifts = torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=len(dst))
     splice = Splice(
         torch.cat(sources) if sources else dst[:0],
@@ -301,16 +297,12 @@ def _gather_splice(
         shifts[:num_on_device],
         torch.cat(windows) if windows else dst[:0] if host_windows else None,
     )
-    if not split and not fetched:
+    if here == len(placed):
         return splice, None
-    host_slots = torch.cat([torch.empty(0, dtype=torch.int64), *(move.slots for move, _ in fetched)])
-    return splice, Fetch(
+    host_slots = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.slots for piece, _ in placed[on_device:])])
+    return splice, Splice(
         host_slots, dst[num_here:], shifts[num_here:], torch.cat(host_windows) if host_windows else None
     )
-
-
-def _window_slots(moves: Sequence[_Placed]) -> list[torch.Tensor]:
-    return [move.window_slots for move, _ in moves if move.window_slots is not None]
 
 
 def _read_here(slots: torch.Tensor) -> None:

@@ -38,9 +38,9 @@ class TextOnly:
         """SGLang's ids of a path of core tokens."""
         return array("q", tokens.astype(np.int64).tobytes())
 
-    def turns(self, runs: Sequence[Run], tokens: Tokens) -> list[int | None]:
-        """The positions by which each run's keys are rotated; `None` for its shift."""
-        return [None for _ in runs]
+    def shifts(self, runs: Sequence[Run], tokens: Tokens) -> list[int]:
+        """The positions by which each run's keys are rotated."""
+        return [run.shift for run in runs]
 
 
 def tokens_of(req: Req, end: int | None = None) -> Tokens:

@@ -13,12 +13,12 @@ from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.media import TextOnly, tokens_of
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.resolve import TreeResolver
+from sglang_pic.adapter.serve.resolve import TreeRows
 from sglang_pic.adapter.serve.rows import HostRows, WindowRows
 from sglang_pic.adapter.serve.state import Judged, LastPlan, PendingSplice, RequestState
 from sglang_pic.adapter.sglang.seams import Req, Tree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, PositionSteps, ReusePolicy, Tokens
+from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, PositionSteps, Tokens
 
 PLAN_SECONDS: Final = Metric(
     "sglang:pic_plan_seconds",
@@ -151,54 +151,42 @@ class Planning:
         is_short = num_left <= policy.min_run_tokens
         if is_short or state.is_faulty or state.options.pin is not None or self.refusal(req) is not None:
             return
-        resolver = self.resolver(tree)
+        pinned_len = self._features.pinned_len(state)
+        rows = TreeRows(tree, self._index.names, self._host, self._windows, media=self.media, pinned_len=pinned_len)
         tokens = tokens_of(req)
-        options = self._options(req, policy, resolver, max_gaps, num_before, reads_before)
-        began = time.perf_counter()
-        try:
-            self._plan(req, resolver, tokens, start, options)
-        except Exception:
-            resolver.release()
-            raise
-        self._series.observe(PLAN_SECONDS, time.perf_counter() - began)
-
-    def resolver(self, tree: Tree) -> TreeResolver:
-        """A resolver for one plan."""
-        return TreeResolver(tree, self._index.names, self._host, self._windows, media=self.media)
-
-    def _options(
-        self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int, reads_before: int
-    ) -> PlanOptions:
         options = PlanOptions(
             policy=policy,
             max_gaps=max(1, min(self.max_gaps, max_gaps)),
             max_runs=self._config.max_runs,
             compute_from=_logprob_start(req),
             cost=self.cost,
-            num_to_fetch=None if self._host is None else resolver.num_on_host,
             num_before=num_before,
             reads_before=reads_before,
-            missing=None if self._windows is None else resolver.missing,
             steps=self._steps,
-            whole=req.pic.whole,
+            whole=state.whole,
         )
-        return self._features.shape(req.pic, options)
+        began = time.perf_counter()
+        try:
+            self._plan(req, rows, tokens, start, options)
+        except Exception:
+            rows.release()
+            raise
+        self._series.observe(PLAN_SECONDS, time.perf_counter() - began)
 
-    def _plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> None:
+    def _plan(self, req: Req, rows: TreeRows, tokens: Tokens, start: int, options: PlanOptions) -> None:
         state: RequestState = req.pic
-        plan = self._best_plan(req, resolver, tokens, start, options)
+        plan = self._best_plan(req, rows, tokens, start, options)
         state.last_plan = LastPlan(plan.dropped, plan.changed_fields, plan.guarded)
-        # Before `keep_locks_of`: after an exception the resolver must have all locks.
-        turns = self.media.turns(plan.runs, tokens)
-        rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
-        locks = resolver.keep_locks_of([run.donor for run in plan.runs])
+        # Before `keep_locks_of`: after an exception `rows` must have all locks.
+        shifts = self.media.shifts(plan.runs, tokens)
+        pieces = [piece for run, shift in zip(plan.runs, shifts, strict=True) for piece in rows.pieces(run, shift)]
+        locks = rows.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:
-            turned = [each._replace(turn=turn) for each, turn in zip(rows, turns, strict=True)]
-            state.pending = PendingSplice(plan, turned, locks, self._host)
+            state.pending = PendingSplice(plan, pieces, locks, self._host)
 
-    def _best_plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
+    def _best_plan(self, req: Req, rows: TreeRows, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
         plans = [
-            self._index.plan(namespace, tokens, prefix_len=start, options=options, resolve=resolver)
+            self._index.plan(namespace, tokens, prefix_len=start, options=options, rows=rows)
             for namespace in donor_namespaces(req)
         ]
         # If neither splices anything, the one with reasons.

@@ -16,9 +16,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.media import TextOnly
-from sglang_pic.adapter.serve.rows import HostRows, OnDevice, OnHost, Rows, WindowRows
+from sglang_pic.adapter.serve.rows import HostRows, OnHost, Piece, WindowRows, cut_pieces
 from sglang_pic.adapter.sglang.seams import Tree
-from sglang_pic.core import Path, RowNames, Span, intersect_spans, subtract_spans
+from sglang_pic.core import Path, RowNames, RowSource, Run, Span, intersect_spans, subtract_spans
 
 
 class _Resident(NamedTuple):
@@ -39,8 +39,8 @@ class ResolveError(Exception):
     """Resolving a donor failed; see its cause."""
 
 
-class TreeResolver:
-    """The `Resolver` of one request's plans, for donors of any `Namespace`.
+class TreeRows(RowSource):
+    """The rows of SGLang's tree, for one request's plans and donors of any `Namespace`.
 
     It locks them until `keep_locks_of` or `release`. Rows on the host are resident, too. A tree for a draft model of
     EAGLE's kind identifies a row by its token and the next one, so the last token of a path has no row.
@@ -54,13 +54,14 @@ class TreeResolver:
         windows: WindowRows | None = None,
         *,
         media: TextOnly | None = None,
+        pinned_len: Callable[[Path], int] | None = None,
     ) -> None:
         self._tree, self._names, self._host, self._windows = tree, names, host, windows
-        self._media = media or TextOnly()
+        self._media, self._pinned_len = media or TextOnly(), pinned_len
         self._found: dict[Path, _Resident] = {}
 
-    def __call__(self, path: Path, end: int) -> int:
-        """How many leading tokens of `path` are resident; may stop at `end`.
+    def num_resident(self, path: Path, end: int) -> int:
+        """As `RowSource`; the rows are locked.
 
         Raises:
             ResolveError: matching or locking failed.
@@ -110,46 +111,62 @@ class TreeResolver:
             self._host.lock(found, locks)
             return locks.pop_all().close
 
-    def num_on_host(self, path: Path, start: int, end: int) -> int:
-        """How many rows of `[start, end)` of a path, resolved up to `end`, are on the host, or their window rows."""
+    def num_to_fetch(self, path: Path, start: int, end: int) -> int:
+        """How many rows of a resident span are on the host, or their window rows."""
+        if self._host is None:
+            return 0
         found = self._found[path]
         in_windows = sum(each.num_within(start, end) for each in found.on_host.windows)
         return max(in_windows, end - max(start, min(end, found.num_here)))
 
-    def missing(self, path: Path, start: int, end: int) -> list[Span]:
-        """The parts of `[start, end)` of a path, resolved up to `end`, whose window rows are nowhere."""
-        return intersect_spans(self._found[path].holes, start, end)
+    def holes(self, path: Path, start: int, end: int) -> Sequence[Span]:
+        """The parts of a resident span whose window rows are nowhere."""
+        return () if self._windows is None else intersect_spans(self._found[path].holes, start, end)
 
-    def rows(self, path: Path, start: int, end: int) -> Rows:
-        """The slots of the rows `[start, end)` of a path, resolved up to `end`.
+    def pinned_len(self, path: Path) -> int:
+        return 0 if self._pinned_len is None else self._pinned_len(path)
+
+    def pieces(self, run: Run, shift: int) -> list[Piece]:
+        """The pieces of a run whose donor is resolved, in order, cut where its rows or their window rows lie elsewhere.
+
+        Args:
+            run: of the plan.
+            shift: positions by which its keys are rotated.
 
         Raises:
             ResolveError: locking window rows failed.
         """
-        with _looking_up(path):
-            return self._rows(path, start, end)
+        with _looking_up(run.donor):
+            return self._pieces(run, shift)
 
-    def _rows(self, path: Path, start: int, end: int) -> Rows:
-        found = self._found[path]
+    def _pieces(self, run: Run, shift: int) -> list[Piece]:
+        found = self._found[run.donor]
         slots = found.slots
         if slots is None:
             slots = self._tree.path_device_indices(found.on_host.node).to(torch.int64)
-            self._found[path] = found = found._replace(slots=slots)
-        on_host, num_slots = found.on_host, found.num_here
-        assert end <= num_slots + len(on_host.slots), (num_slots, len(on_host.slots), start, end)
-        here, host_slots = slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)]
-        rows = Rows(here, OnDevice(on_host.node, start, start + len(here)), host_slots)
-        if self._windows is None:
-            return rows
-        assert not self.missing(path, start, end), "the planner leaves holes out"
-        there = [each for each in on_host.windows if each.num_within(start, end)]
+            self._found[run.donor] = found._replace(slots=slots)
+        windows = None if self._windows is None else self._lock_windows(self._windows, run, slots)
+        return cut_pieces(run, shift, slots, found.on_host, windows)
+
+    def _lock_windows(self, rows: WindowRows, run: Run, slots: torch.Tensor) -> torch.Tensor:
+        """The window slots of a run's rows on the device, locked with its donor; 0 for those on the host.
+
+        Args:
+            rows: the pool for windows.
+            run: of the plan.
+            slots: of all rows of its donor's path on the device.
+        """
+        found, start, end = self._found[run.donor], run.donor_start, min(run.donor_end, len(slots))
+        assert not self.holes(run.donor, start, run.donor_end), "the planner leaves holes out"
+        here = [(start, end)] if start < end else []
+        on_host = [(each.start, each.end) for each in found.on_host.windows]
         with ExitStack() as both:
-            for first, last in subtract_spans([(start, start + len(here))], [(each.start, each.end) for each in there]):
-                self._windows.lock(on_host.node, first, last, both)
-            window_slots = self._windows.slots(rows.slots)
+            for first, last in subtract_spans(here, on_host):
+                rows.lock(found.on_host.node, first, last, both)
+            windows = rows.slots(slots[start:end])
             both.callback(found.unlock)
-            self._found[path] = found._replace(unlock=both.pop_all().close)
-        return rows._replace(window_slots=window_slots, windows_on_host=[each.cut(start, end) for each in there])
+            self._found[run.donor] = found._replace(unlock=both.pop_all().close)
+        return windows
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; all others are released."""

@@ -1,18 +1,20 @@
 """Where the rows of a donor's path are: on the device, on the host, in a pool for sliding windows.
 
 A path in the tree has rows on the device up to some token. `HostRows` has the rows after it in host memory,
-`WindowRows` those of layers with sliding windows in a pool of their own.
+`WindowRows` those of layers with sliding windows in a pool of their own. A `Piece` is what a plan takes of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
 
-from sglang_pic.core import Span
+from sglang_pic.core import Run, Span
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -41,11 +43,6 @@ class WindowsOnHost(NamedTuple):
         """How many of the rows are in `[start, end)`."""
         return max(0, min(end, self.end) - max(start, self.start))
 
-    def cut(self, start: int, end: int) -> WindowsOnHost:
-        """Those of the rows in `[start, end)`, counted from `start`."""
-        first, last = max(start, self.start), min(end, self.end)
-        return WindowsOnHost(first - start, last - start, self.slots[first - self.start : last - self.start])
-
 
 class OnHost(NamedTuple):
     """The rows of a path that are not on the device."""
@@ -60,21 +57,68 @@ class OnHost(NamedTuple):
     """Window rows that are on the host alone, also where other rows are on the device; ascending."""
 
 
-class Rows(NamedTuple):
-    """The slots of a span of a path, such as a run's donor."""
+class Place(IntEnum):
+    """Where the rows of a piece are; a batch copies them in this order."""
 
+    DEVICE = 0
+    WINDOWS_ON_HOST = 1
+    """On the device, but for their window rows."""
+    HOST = 2
+
+
+class Piece(NamedTuple):
+    """A part of a run whose rows are in one place: tokens `[start, end)` of the prompt."""
+
+    run: Run
+    start: int
+    end: int
+    shift: int
+    """Positions by which the keys are rotated; with M-RoPE less than the run's shift where images were moved."""
     slots: torch.Tensor
-    """Slots of the first tokens, on the pool's device, int64."""
+    """Of the donor's rows, int64, on the device; with `Place.HOST` of the host's pool, in host memory."""
+    place: Place = Place.DEVICE
+    windows: torch.Tensor | None = None
+    """The slots of their window rows, if these have a pool: the device's with `Place.DEVICE`, else the host's."""
     on_device: OnDevice | None = None
     """The place of `slots` in the tree; None if they are in no path."""
-    host_slots: torch.Tensor | None = None
-    """Host slots of the other tokens, int64, in host memory."""
-    window_slots: torch.Tensor | None = None
-    """Slots of the same tokens as `slots` in the pool for windows, if there is one; 0 for those on the host."""
-    windows_on_host: Sequence[WindowsOnHost] = ()
-    """Window rows on the host, counted from the span's start; among them those of all `host_slots`."""
-    turn: int | None = None
-    """Positions by which the keys are rotated; None for the run's shift."""
+
+    def until(self, end: int) -> Piece:
+        """The piece, or its part before a position of the prompt."""
+        if self.end <= end:
+            return self
+        num_tokens = end - self.start
+        windows = None if self.windows is None else self.windows[:num_tokens]
+        return self._replace(end=end, slots=self.slots[:num_tokens], windows=windows)
+
+
+def cut_pieces(
+    run: Run, shift: int, here: torch.Tensor, on_host: OnHost, windows: torch.Tensor | None = None
+) -> list[Piece]:
+    """The pieces of a run, in order, cut where its rows or their window rows lie elsewhere.
+
+    Args:
+        run: of a plan.
+        shift: positions by which its keys are rotated.
+        here: slots of all rows of the donor's path that are on the device.
+        on_host: the others.
+        windows: slots of the window rows of those of the run's rows that are on the device, if these have a pool;
+            read only where they are there.
+    """
+    start, end, num_here, pieces = run.donor_start, run.donor_end, len(here), []
+    assert end <= num_here + len(on_host.slots), (num_here, len(on_host.slots), start, end)
+    edges = {start, end, num_here, *(edge for each in on_host.windows for edge in each[:2])}
+    for first, last in pairwise(sorted(edge for edge in edges if start <= edge <= end)):
+        place, slots = Place.DEVICE, here[first:last]
+        if first >= num_here:
+            place, slots = Place.HOST, on_host.slots[first - num_here : last - num_here]
+        own = None if windows is None else windows[first - start : last - start]
+        for each in on_host.windows:
+            if each.start <= first < each.end:
+                place, own = max(place, Place.WINDOWS_ON_HOST), each.slots[first - each.start : last - each.start]
+        assert own is None or len(own) == last - first, "a row on the host has its window row there, too"
+        on_device = None if place is Place.HOST else OnDevice(on_host.node, first, last)
+        pieces.append(Piece(run, first + run.shift, last + run.shift, shift, slots, place, own, on_device))
+    return pieces
 
 
 class HostRows(Protocol):

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import torch
 
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.adapter.serve.rows import HostRows, OnDevice, Rows
+from sglang_pic.adapter.serve.rows import HostRows, Piece, Place
 from sglang_pic.adapter.sglang.seams import Req
-from sglang_pic.core import DropReason, Exactness, Plan, Reason, Run, Span
+from sglang_pic.core import DropReason, Exactness, Plan, Reason, Span
 
 
 class Counted(NamedTuple):
@@ -31,83 +29,34 @@ class Counted(NamedTuple):
     """Those of `spliced` that are read from the host."""
 
 
-class Moves(NamedTuple):
-    """The copies of a plan."""
-
-    here: list[Move]
-    """From the device."""
-    split: list[Move]
-    """From the device, with window rows from the host."""
-    fetched: list[Move]
-    """From the host."""
-
-
-class Move(NamedTuple):
-    """A part of a run that is copied from one place."""
-
-    run: Run
-    """The part, as a run of its own."""
-    slots: torch.Tensor
-    """Slots to read, int64: of the device's pool, or of the host's, in host memory."""
-    shift: int
-    """Positions by which the keys are rotated."""
-    window_slots: torch.Tensor | None = None
-    """The slots in the pool for windows, if there is one, on the device or on the host."""
-    on_device: OnDevice | None = None
-    """The place of the slots in the tree."""
-
-
 @dataclass(slots=True)
 class PendingSplice:
-    """A plan that waits for the forward pass, with its donors' slots."""
+    """A plan that waits for the forward pass, with its donors' rows."""
 
     plan: Plan
-    rows: list[Rows]
-    """Each run's donor rows. If the plan was clipped, it has fewer and shorter runs: the first ones."""
+    pieces: list[Piece]
+    """Of its runs, ascending."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Locks on the donors' rows; closed when the copy is queued or the plan is dropped."""
     host: HostRows | None = None
     """The rows in host memory, on servers with HiCache."""
 
-    def moves(self) -> Moves:
-        """The copies; a run is cut where its rows, or their window rows, lie elsewhere."""
-        moves = Moves([], [], [])
-        for run, rows in self._by_run:
-            num_here, shift = min(run.num_tokens, len(rows.slots)), run.shift if rows.turn is None else rows.turn
-            if num_here == run.num_tokens and not rows.windows_on_host:
-                window_slots = None if rows.window_slots is None else rows.window_slots[:num_here]
-                moves.here.append(Move(run, rows.slots[:num_here], shift, window_slots, rows.on_device))
-                continue
-            parts = [each for each in rows.windows_on_host if each.start < run.num_tokens]
-            edges = {0, num_here, run.num_tokens, *(min(edge, run.num_tokens) for each in parts for edge in each[:2])}
-            for start, end in itertools.pairwise(sorted(edges)):
-                part = next((each.cut(start, end) for each in parts if each.num_within(start, end)), None)
-                window_slots = None if rows.window_slots is None else rows.window_slots[start:end]
-                if start < num_here:
-                    slots, found = rows.slots[start:end], moves.here if part is None else moves.split
-                else:
-                    assert rows.host_slots is not None, "what is not on the device is on the host"
-                    slots, found = rows.host_slots[start - num_here : end - num_here], moves.fetched
-                    assert part is not None or window_slots is None, "so are its window rows"
-                on_device = rows.on_device if start < num_here else None
-                window_slots = window_slots if part is None else part.slots
-                found.append(Move(_part(run, start, end), slots, shift, window_slots, on_device))
-        return moves
+    @classmethod
+    def on_device(cls, plan: Plan, slots: Sequence[torch.Tensor]) -> PendingSplice:
+        """A plan whose runs have their donors' rows in these slots of the device, in no path of the tree."""
+        runs = zip(plan.runs, slots, strict=True)
+        return cls(plan, [Piece(run, run.target_start, run.target_end, run.shift, each) for run, each in runs])
+
+    def clip(self, end: int, whole: tuple[Span, ...] = ()) -> None:
+        """Clip the plan to a prefill that ends at `end`, as `Plan.clip` does."""
+        self.plan = self.plan.clip(end, whole)
+        last = self.plan.runs[-1].target_end if self.plan.runs else 0
+        self.pieces = [piece.until(last) for piece in self.pieces if piece.start < last]
 
     @property
     def num_fetched(self) -> int:
         """Tokens of which rows are read from the host."""
-        # Where window rows are on the host, they are so for all rows that are.
-        return sum(
-            sum(each.num_within(0, run.num_tokens) for each in rows.windows_on_host)
-            if rows.windows_on_host
-            else run.num_tokens - min(run.num_tokens, len(rows.slots))
-            for run, rows in self._by_run
-        )
-
-    @property
-    def _by_run(self) -> Iterator[tuple[Run, Rows]]:
-        return zip(self.plan.runs, self.rows[: len(self.plan.runs)], strict=True)
+        return sum(piece.end - piece.start for piece in self.pieces if piece.place is not Place.DEVICE)
 
 
 class Epoch(NamedTuple):
@@ -256,7 +205,8 @@ class RequestState:
         self.last_chunk = start, Counted()
         if self.pending is None:
             return None
-        self.pending.plan = plan = self.pending.plan.clip(end, self.whole)
+        self.pending.clip(end, self.whole)
+        plan = self.pending.plan
         self.spliced += [SplicedRows(run.target_start, run.target_end, run.generation) for run in plan.runs]
         return plan
 
@@ -302,14 +252,6 @@ class RequestState:
         self.drop_plan()
         self.matched_len, self.prefix, self.last_chunk = None, Exactness(), (0, Counted())
         self.spliced.clear()
-
-
-def _part(run: Run, start: int, end: int) -> Run:
-    """Tokens `[start, end)` of a run."""
-    if (start, end) == (0, run.num_tokens):
-        return run
-    first, last = run.target_start + start, run.target_start + end
-    return msgspec.structs.replace(run, target_start=first, target_end=last, donor_start=run.donor_start + start)
 
 
 def is_apart(req: Req) -> bool:

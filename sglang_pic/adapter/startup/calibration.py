@@ -19,7 +19,6 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.core import CostModel, Path, Plan, Run
@@ -174,7 +173,7 @@ class _Stopwatch:
                 )
 
             def lay_out(plan: Plan) -> GapBatch:
-                pending = PendingSplice(plan, [Rows(donor[run.target_start : run.target_end]) for run in plan.runs])
+                pending = PendingSplice.on_device(plan, [donor[run.target_start : run.target_end] for run in plan.runs])
                 return build_gap_batch([pending], [context_len], [total], [total], [row], input_ids.device)
 
             def compute(plan: Plan | None) -> None:

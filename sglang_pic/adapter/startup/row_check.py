@@ -20,7 +20,6 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.core import Path, Plan, Run
@@ -112,7 +111,9 @@ class _Bench:
             Run(target_start=start, target_end=end, donor_start=position + start, donor=donor, seam_len=0)
             for start, end in spans
         )
-        pending = PendingSplice(Plan(prefix_len=0, end=_NUM_TOKENS, runs=runs), [Rows(there[a:b]) for a, b in spans])
+        pending = PendingSplice.on_device(
+            Plan(prefix_len=0, end=_NUM_TOKENS, runs=runs), [there[a:b] for a, b in spans]
+        )
         batch = self._batch(given, written, 0)
         gap = build_gap_batch([pending], [0], [_NUM_TOKENS], [_NUM_TOKENS], [self.row], view.device)
         if self.draft_input is not None:

@@ -21,7 +21,6 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logi
 from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.rows import Rows
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
@@ -166,7 +165,7 @@ class _Bench:
             given[run.target_start : run.target_end] += 1
         batch = self._batch((given % self.runner.model_config.vocab_size).tolist(), self.spliced)
         gap = build_gap_batch(
-            [PendingSplice(plan, [*map(Rows, rows)])], [0], [total], [total], [self.row], batch.input_ids.device
+            [PendingSplice.on_device(plan, rows)], [0], [total], [total], [self.row], batch.input_ids.device
         )
         if not rotate:
             gap.splice.shifts.zero_()
