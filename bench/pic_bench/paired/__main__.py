@@ -32,6 +32,13 @@ KINDS = ("order", "drawn", "tools", "copies", "gone", "fields", "sample:opendevi
 LAYERS = {24: (9, 13, 16), 28: (14, 19, 22), 30: (18, 23, 28)}
 """By the number of layers, those whose attention finds a document: of Qwen2.5-Coder-0.5B, of its 1.5B, of SmolLM2."""
 
+
+def _pool(words: str) -> tuple[str, list[str]]:
+    """Kinds of `--together` and the name that they have as one."""
+    name, _, kinds = words.partition("=")
+    return name, kinds.split(",")
+
+
 STUDY = Study("paired", __doc__, seed=0, has_out=False)
 STUDY.options("quiet")
 STUDY.add("records", type=Path, metavar="RECORDS", help="the JSON lines to write, or to go on with")
@@ -69,6 +76,14 @@ STUDY.add(
 )
 STUDY.add("--longest", type=int, default=TRACE_TOKENS, metavar="N", help="most tokens of a call of a trace")
 STUDY.add("--threads", type=int, default=1, metavar="N", help="of PyTorch")
+STUDY.add(
+    "--together",
+    action="append",
+    default=[],
+    type=_pool,
+    metavar="NAME=KIND,KIND",
+    help="judge some kinds of prompts as one, too; may repeat",
+)
 STUDY.add("--summary", type=Path, metavar="FILE", help="write the table there, as JSON")
 STUDY.add("--pictures", type=Path, metavar="FOLDER", help="write KIND.svg there: KL against what is computed, all arms")
 
@@ -80,6 +95,12 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         torch.set_num_threads(args.threads)
         _serve(args)
     records = read(args.records)
+    for name, kinds in args.together:
+        records += [
+            msgspec.structs.replace(each, kind=name, prompt=f"{each.kind} {each.prompt}")
+            for each in records
+            if each.kind in kinds
+        ]
     if args.summary is not None:
         write_json(args.summary, summary_of(records))
     if args.pictures is not None:

@@ -234,7 +234,8 @@ class Cases:
             is_long, is_behind = number // 2 % 2 == 1, number % 2 == 0
             if is_long:
                 correction += _INSISTS.format(value=value, wrong=wrong, name=names[asked], key=key)
-            behind = make_text(rng, GONE_TOKENS[number // 4 % len(GONE_TOKENS)])
+            distance = GONE_TOKENS[number // 4 % len(GONE_TOKENS)]
+            behind = make_text(rng, distance)
             asks = f"{behind}\n\nQuestion: {question}"
             notes = "\n".join(lives)
             said = [
@@ -245,7 +246,9 @@ class Cases:
             tokens = Tokens(*(self.text.ids(f" {each}")[0] for each in (wrong, value)))
             if tokens.old != tokens.new:
                 kind = f"{'planted' if is_long else 'gone'}-{'behind' if is_behind else 'front'}"
-                yield self._made(kind, f"gone-{number}", ids, [old], [tokens.new], 12, partial(_has, value), tokens)
+                yield self._made(
+                    kind, f"gone-{number}-{distance}", ids, [old], [tokens.new], 12, partial(_has, value), tokens
+                )
 
     def _fields(self, num: int) -> Iterator[Prompt]:
         sets = (TemplateSet.REPORT, TemplateSet.WORDS)

@@ -105,6 +105,12 @@ def _paired(losses: Sequence[Json], arm: str) -> str:
     return f"{loss['computed']:.0%}: {divergence(loss['kl'])}{changes}"
 
 
+def _most_lost(losses: Sequence[Json], arm: str) -> str:
+    """The upper bound of the share of answers that an arm of the paired experiment loses."""
+    loss = _of_arm(losses, arm)
+    return "-" if loss is None else percent(loss["most_lost"], 1)
+
+
 def _kl_of(cells: Sequence[Json], donors: str, arm: str) -> str:
     found = [cell["kl"]["value"] for cell in cells if (cell["donors"], cell["arm"]) == (donors, arm)]
     return divergence(found[0]) if found else "-"
@@ -115,6 +121,7 @@ JINJA.filters |= {
     "interval": _interval,
     "kl_of": _kl_of,
     "mean": fmean,
+    "most_lost": _most_lost,
     "num_right": lambda cell: round(cell["n"] * cell["score"]["value"]),
     "of_arm": _of_arm,
     "paired": _paired,
