@@ -237,8 +237,7 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
-            found = sum(piece.end - piece.start for piece in splice.pieces)
-            if found != splice.plan.num_spliced:
+            if (found := sum(piece.end - piece.start for piece in splice.pieces)) != splice.plan.num_spliced:
                 raise ValueError(f"pieces of {found} tokens for a plan that splices {splice.plan.num_spliced}.")
             placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
             locks.push(splice.locks)
