@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from pic_kernels.machine_code import MachineCode, read_machine_code
+from machine_code import MachineCode, read_machine_code
 
 pytest.importorskip("triton")
 

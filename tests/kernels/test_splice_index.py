@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from machine_code import read_machine_code
 from pic_kernels import LayerBuffers, RopeParams, splice_index
 from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, split_pages
 from pic_kernels.numerics import INDEX_REL_L2, relative_l2
@@ -132,7 +133,6 @@ def test_it_compiles_for_a_gpu_without_spills(form: str, monkeypatch: pytest.Mon
 
     load_kernels(interpreted=False)
     from pic_kernels import triton_index
-    from pic_kernels.machine_code import read_machine_code
 
     is_neox, is_mixed = FORMS[form]
     compiled = triton_index.compile_for(64, is_neox=is_neox, is_mixed=is_mixed, target=GPUTarget("cuda", 90, 32))
