@@ -26,6 +26,7 @@ from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import read
 from pic_bench.paired.table import pictures_of, summary_of, table_of
+from sglang_pic.errors import BenchError
 from sglang_pic.output import write_whole
 
 KINDS = ("order", "drawn", "tools", "copies", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
@@ -36,6 +37,8 @@ LAYERS = {24: (9, 13, 16), 28: (14, 19, 22), 30: (18, 23, 28)}
 def _pool(words: str) -> tuple[str, list[str]]:
     """Kinds of `--together` and the name that they have as one."""
     name, _, kinds = words.partition("=")
+    if not name or not all(kinds.split(",")):
+        raise argparse.ArgumentTypeError(f"{words!r}: must be NAME=KIND,KIND")
     return name, kinds.split(",")
 
 
@@ -95,7 +98,10 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         torch.set_num_threads(args.threads)
         _serve(args)
     records = read(args.records)
+    there = sorted({each.kind for each in records})
     for name, kinds in args.together:
+        if unknown := set(kinds).difference(there):
+            raise BenchError(f"--together {name!r}: no records of {', '.join(sorted(unknown))}; there are {there}.")
         records += [
             msgspec.structs.replace(each, kind=name, prompt=f"{each.kind} {each.prompt}")
             for each in records
