@@ -27,10 +27,6 @@ class Outcomes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tests: dict[str, Outcome]
     """By `path::function`."""
 
-    def showing(self, feature: str) -> list[str]:
-        """The tests that show an entry of the matrix."""
-        return [test for test, outcome in self.tests.items() if feature in outcome.features]
-
 
 def read() -> Outcomes:
     """The recorded outcomes."""
