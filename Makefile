@@ -174,7 +174,7 @@ site: setup .versions/docs ## build the documentation and the companion into run
 
 .PHONY: deploy
 deploy: setup .versions/deploy ## check the files of sglang_pic/deploy: compose, Kubernetes, systemd
-	PYTHONPATH=$(CURDIR)/.versions/deploy $(BIN)/python -m pytest tests/unit/test_deploy.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/.versions/deploy $(BIN)/python -m pytest tests/repository/test_deploy.py $(ARGS)
 
 .PHONY: matrix
 matrix: setup ## run the tests that show the matrix of what is supported, and write down their outcomes
@@ -232,7 +232,7 @@ wheel: setup ## build both sdists, and the wheels from them, into dist/
 
 .PHONY: test-wheel
 test-wheel: setup ## install the wheels in an empty environment and run every verb there
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/unit/test_wheel.py
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/repository/test_wheel.py
 
 .PHONY: tested
 tested: setup .versions/$(WITH) ## the tests with WITH=sglang==0.5.22 or WITH=full, and their counts as a row of CHANGELOG.md

@@ -1,7 +1,7 @@
 """Finds what broke a call's prefix: the place, the old and the new text, and the cause.
 
 The rules were made on recorded sessions of coding agents, role-playing agents and customer service, and on the patterns
-of `tests/unit/test_explain_patterns.py`; `test_explain_held_out.py` has patterns of other words, sizes and places. The
+of `test_explain_patterns.py`; `test_explain_held_out.py` has patterns of other words, sizes and places. The
 numbers below are tokens or shares of tokens.
 """
 

@@ -22,9 +22,9 @@ from sglang.srt.runtime_context import get_server_args
 from transformers import LlamaConfig
 
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
-from tests.adapter.builders import extend_batch, make_pool, splice
 from tests.backends.cases import Case, Shape
 from tests.backends.kernels import Scoring, attend
+from tests.helpers.builders import extend_batch, make_pool, splice
 
 CONTEXT_LEN = 256
 ROWS = 48

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e import faults, plugins
 from tests.e2e.servers import SERVERS, OneServer
 from tests.e2e.serving import TEST_LIMIT_S, Client
-from tests.forked.with_sglang import ForkedPopen
+from tests.helpers.with_sglang import ForkedPopen
 
 _NAMES = list(SERVERS)
 _RUNNING = pytest.StashKey[OneServer]()

@@ -131,7 +131,7 @@ SERVERS = {
     "dsa_page64.dp2": _float32("tiny-dsa", 64, *_DP_ATTENTION, "--chunked-prefill-size", "256", is_slow=True),
     "dsa_page64.host": _float32("tiny-dsa", 64, "--max-total-tokens", "3072", *_HOST, is_slow=True),
     "dsa_page64.tp2": _float32("tiny-dsa", 64, "--tp-size", "2", is_slow=True),
-    # With every commit their models run without a server: tests/adapter/test_media.py, test_windows.py.
+    # With every commit their models run without a server: test_images_spliced.py, test_window_rows.py.
     "qwen_vl_page1": _float32("tiny-qwen2.5-vl", 1, config=AUDITED, is_slow=True),
     "qwen_vl_page1.host": _float32("tiny-qwen2.5-vl", 1, "--max-total-tokens", "3072", *_HOST, is_slow=True),
     "qwen_vl_page64.host": _float32("tiny-qwen2.5-vl", 64, "--max-total-tokens", "3072", *_HOST, is_slow=True),

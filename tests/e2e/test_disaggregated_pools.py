@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import pd_plugin
+from tests.e2e.pairs import a_pair, assert_arrived, torch_equal
 from tests.e2e.servers import on_each_server
 from tests.e2e.serving import Client, assert_same, random_tokens
-from tests.e2e.test_disaggregation import a_pair, assert_arrived, torch_equal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("PD disaggregation")]
 

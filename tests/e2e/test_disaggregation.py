@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from pic_bench.compare.server import free_port
 
 from tests.e2e import pd_plugin
-from tests.e2e.servers import SERVERS, on_servers
-from tests.e2e.serving import Answer, Client, assert_same, random_tokens, serve, wait_until
+from tests.e2e.pairs import Pair, a_pair, assert_arrived, torch_equal
+from tests.e2e.servers import on_servers
+from tests.e2e.serving import Answer, Client, assert_same, random_tokens, wait_until
 
 # Beside the tests of the shared server, so that the two servers are started once.
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("PD disaggregation"), on_servers("gqa_page16")]
 
-_TRANSFER = ("--disaggregation-transfer-backend", "mooncake_tcp")
 _NOBODY = "2.2.2.2"
 """To SGLang, a decode server that takes nothing."""
-
-
-class Pair(NamedTuple):
-    """A prefill server, and a decode server with a radix cache of its own."""
-
-    prefill: Client
-    decode: Client
-    port: int
-    """Where the prefill server is asked for its rows."""
-    rows: Path
-    rooms: Iterator[int]
-
-    def generate(
-        self, prompt: Sequence[int], *, meanwhile: Callable[[int], None] = lambda _: None, **options: Any
-    ) -> tuple[Answer, dict[str, dict[str, Any]]]:
-        """What the decode server answers, and the rows of the prompt as they were `sent` and `received` last.
-
-        `meanwhile` is called with the request's room once the prefill server has answered. SGLang's Mooncake manager
-        forgets a room when its rows are sent: a decode server that asks for the room again before that waits for ever.
-        """
-        import torch
-
-        room = next(self.rooms)
-        where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": room}
-        with ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(each.generate, prompt, **options, **where) for each in (self.prefill, self.decode)]
-            asked[0].result()
-            meanwhile(room)
-            answer = asked[1].result()
-        return answer, {name: torch.load(self.rows / f"{room}.{name}") for name in ("sent", "received")}
 
 
 def _mooncake() -> tuple[str, ...]:
@@ -80,39 +47,10 @@ def start(
         )
 
 
-@contextmanager
-def a_pair(
-    name: str, model_dir: Callable[[str], Path], folder: Path, *engine: str, prefill_flags: Sequence[str] = ()
-) -> Iterator[Pair]:
-    """Start both servers, with the model and the settings of a shared one."""
-    env, alone, port = pd_plugin.environment(folder, *engine), SERVERS[name], free_port()
-    roles = {
-        "prefill": ("--disaggregation-bootstrap-port", str(port), *prefill_flags),
-        "decode": ("--disaggregation-decode-enable-radix-cache",),
-    }
-
-    def serve_as(role: str) -> Any:
-        args = (*alone.args, *_TRANSFER, "--disaggregation-mode", role, *roles[role])
-        return serve(model_dir(alone.model), folder, *args, config=alone.config, env=env)
-
-    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        prefill, decode = pool.map(stack.enter_context, map(serve_as, roles))
-        yield Pair(prefill, decode, port, folder, itertools.count(1))
-
-
 @pytest.fixture
 def pair(servers: tuple[str, ...], start: Callable[[], Pair]) -> Pair:
     """The running servers; `servers` says where a test stands among the others."""
     return start()
-
-
-def assert_arrived(rows: dict[str, dict[str, Any]]) -> None:
-    """Every row that the decode server has of a prompt is the prefill server's, bit for bit."""
-    import torch
-
-    for sent, received in zip(rows["sent"]["rows"], rows["received"]["rows"], strict=True):
-        assert sent.abs().amax(dim=-1).gt(0).all(), "no row was left out"
-        assert torch.equal(sent, received)
 
 
 def test_spliced_rows_arrive_and_answers_are_those_of_one_server(client: Client, start: Callable[[], Pair]) -> None:
@@ -179,13 +117,6 @@ def test_a_prompt_that_is_computed_again_is_not_refused(pair: Pair) -> None:
         # What is computed again is the prompt and the answer so far.
         rows["sent"]["rows"] = [layer[: len(prompt)] for layer in rows["sent"]["rows"]]
         assert_arrived(rows)
-
-
-def torch_equal(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bool:
-    """Whether two decode servers' rows are the same."""
-    import torch
-
-    return all(map(torch.equal, one["received"]["rows"], other["received"]["rows"]))
 
 
 def test_a_prefill_server_whose_rows_nobody_takes(pair: Pair) -> None:

@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 import pytest
 
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
+from tests.e2e.drafted import _NUM_TOKENS, Served, ask
+from tests.e2e.pictures import IMAGE, A, B, words
 from tests.e2e.servers import AT_SHIFT_ZERO, AUDITED
 from tests.e2e.serving import Client, greedy, leave_for_the_host, random_tokens, serve, wait_until
-from tests.e2e.test_images import IMAGE, A, B, words
 
 pytestmark = pytest.mark.e2e
 as_built_for = pytest.mark.skipif(
     installed_version() != BUILT_FOR, reason="other versions may refuse servers with a draft"
 )
 
-_NUM_TOKENS = 32
 # Below and above the prefill chunk, and one that ends in it.
 _PROMPTS = [random_tokens(700 + number, length) for number, length in enumerate((150, 385, 600))]
 
@@ -78,29 +78,6 @@ DRAFTS = {
 _WITH_INDEXER = dict.fromkeys(("dsa", "dsa-alone"), "a draft model with a sparse-attention indexer")
 _WITH_MEDIA = "a draft model for one that takes media"
 _FEATURES = {"mimo": "multi-layer EAGLE", "ngram": "NGRAM", "qwen-vl": _WITH_MEDIA, **_WITH_INDEXER}
-
-
-class Served(NamedTuple):
-    """An answer, and how the draft did."""
-
-    ids: list[int]
-    num_spliced: int
-    num_fetched: int
-    """Of these, those whose rows were on the host."""
-    num_right: int
-    """Tokens of the draft that were accepted."""
-    num_rounds: int
-
-
-def ask(client: Client, prompt: Sequence[int] | str, *, mode: str = "auto", images: Sequence[str] = ()) -> Served:
-    given: dict[str, Any] = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
-    given |= {"image_data": images} if images else {}
-    body = {**given, "sampling_params": greedy(_NUM_TOKENS, pic={"mode": mode})}
-    answer = client.post("/generate", {**body, **client.route})
-    meta = answer["meta_info"]
-    details = meta.get("cached_tokens_details") or {}
-    right, rounds = meta["spec_num_correct_drafts"], meta["spec_verify_ct"]
-    return Served(answer["output_ids"], details.get("pic", 0), details.get("pic_host", 0), right, rounds)
 
 
 def compare(client: Client, draft: Draft, *, expected: list[list[int]] | None = None, learns: bool = False) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from tests.e2e.pictures import IMAGE, A, B, C, image, words
 from tests.e2e.servers import on_each_server, on_servers
-from tests.e2e.serving import Answer, Client, assert_same, leave_for_the_host, random_tokens
+from tests.e2e.serving import Answer, Client, assert_same, leave_for_the_host
 
 pytestmark = [
     pytest.mark.e2e,
@@ -21,26 +18,9 @@ pytestmark = [
 on_device = on_servers("qwen_vl_page1")
 on_host = on_each_server("qwen_vl_page1.host", "qwen_vl_page64.host")
 
-IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-
-
-def image(seed: int, width: int, height: int) -> str:
-    """An image of noise, of so many pixels; 28 x 28 of them are a token."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(stream := io.BytesIO(), "PNG")
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
-
-
-def words(client: Client, seed: int, count: int) -> str:
-    """Text of about so many tokens."""
-    return str(client.post("/detokenize", {"tokens": random_tokens(seed, count)})["text"])
-
 
 def ask(client: Client, text: str, images: Sequence[str], pic: object = None) -> Answer:
     return client.generate(text, pic=pic, image_data=images)
-
-
-A, B, C = image(1, 280, 196), image(2, 196, 280), image(3, 140, 336)
 
 
 @on_device

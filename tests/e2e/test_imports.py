@@ -18,7 +18,7 @@ CLOSED = re.compile(r"sglang_pic(\.(adapter(?!\.doctor)|runtime|core|config|cert
 GATES = {"pic_bench", "pic_bench.probe_plugin"}
 """SGLang calls the experiments' plugin in every process, where it finds that it is not asked for."""
 ON_THIS_PLATFORM = re.compile(r"pic_platform\b.*")
-"""A server with a GPU loads `pic_platform` alone, its gate: tests/adapter/test_contract.py."""
+"""A server with a GPU loads `pic_platform` alone, its gate: tests/adapter/sglang/test_contract.py."""
 
 
 @on_servers("smollm2")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sglang_pic.core import ContentIndex, CoreConfig, Lexicon, RowSource, Tokens, as_tokens
-from tests.unit.core_builders import join
+from tests.helpers.core_builders import join
 
 WORDS, NUMBERS, LETTERS = (400, 8_000), (0, 100), (110, 300)
 

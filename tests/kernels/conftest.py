@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from targets import TARGETS, Target
+
+from tests.helpers.targets import TARGETS, Target
 
 
 @pytest.fixture(params=TARGETS)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from pic_kernels import Backend, Choice, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mla
 from pic_kernels.backend import choose_backend
-from splice_cases import make_rope
-from targets import INTERPRETER, load_kernels
+
+from tests.helpers.splice_cases import make_rope
+from tests.helpers.targets import INTERPRETER, load_kernels
 
 ROPE = make_rope(8, is_neox=True)
 PAIRED = make_rope(8, is_neox=False)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from pic_bench.gpu.moves import LAYOUTS, check_moves
-from targets import EAGER, Target
 
 from sglang_pic.errors import BenchError
 from sglang_pic.runtime import splice
+from tests.helpers.targets import EAGER, Target
 
 GQA, MLA = LAYOUTS["NeoX"], LAYOUTS["MLA"]
 Move = Callable[..., None]

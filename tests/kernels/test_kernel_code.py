@@ -6,12 +6,14 @@ import subprocess
 
 import pytest
 import torch
-from machine_code import MachineCode, read_machine_code
+
+from tests.helpers.machine_code import MachineCode, read_machine_code
 
 pytest.importorskip("triton")
 
 from pic_bench.gpu.kernel_pool import PARTIAL, SHAPES, Shape
-from targets import load_kernels
+
+from tests.helpers.targets import load_kernels
 
 DTYPES = {
     "DeepSeek-V2-Lite": (torch.bfloat16, torch.float8_e4m3fn),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from machine_code import read_machine_code
 from pic_kernels import LayerBuffers, RopeParams, splice_index
 from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, split_pages
 from pic_kernels.numerics import INDEX_REL_L2, relative_l2
-from splice_cases import FAR, SLOTS, Slots, make_rope, pages
-from targets import Target, free_memory, load_kernels, on_cpu
 from torch import Tensor
+
+from tests.helpers.machine_code import read_machine_code
+from tests.helpers.splice_cases import FAR, SLOTS, Slots, make_rope, pages
+from tests.helpers.targets import Target, free_memory, load_kernels, on_cpu
 
 NAMED = ("short and long spans", "a span that does not move", "scattered, a shift each")
 CASES = {**{name: SLOTS[name] for name in NAMED}, "pages": pages(3, 64, 48), "far": FAR}

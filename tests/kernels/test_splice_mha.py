@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import LayerBuffers, RopeParams, Source, splice_mha, splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
-from splice_cases import (
+
+from tests.helpers.splice_cases import (
     FAR,
     SLOTS,
     Slots,
@@ -23,7 +24,7 @@ from splice_cases import (
     random_rows,
     scattered,
 )
-from targets import Target, free_memory, fused, on_cpu
+from tests.helpers.targets import Target, free_memory, fused, on_cpu
 
 DTYPES = tuple(ROTATE_REL_L2)
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import splice_mla
 from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
-from splice_cases import FAR, SLOTS, Slots, check_splice, make_rope, random_rows, scattered
-from targets import EAGER, Target, free_memory, fused, on_cpu
+
+from tests.helpers.splice_cases import FAR, SLOTS, Slots, check_splice, make_rope, random_rows, scattered
+from tests.helpers.targets import EAGER, Target, free_memory, fused, on_cpu
 
 CASES = ("short and long spans", "a span that does not move", "scattered, a shift each", "pages of 16")
 

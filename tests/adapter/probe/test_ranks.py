@@ -1,0 +1,162 @@
+"""Ranks that read their files differently: all of them stop in the same words, and none waits for another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_pic.adapter.probe import ranks
+from sglang_pic.adapter.probe.ranks import FaultGroup, agree_on_largest, agreed_time, check_alike
+from tests.conftest import ROOT
+from tests.helpers.processes import on_each_rank
+
+
+def test_the_largest_of_every_rank(tmp_path: Path) -> None:
+    def work(rank: int, group: Any) -> str:
+        return str(agree_on_largest(torch.tensor([rank, -rank], dtype=torch.float64), group).tolist())
+
+    assert on_each_rank(2, tmp_path / "store", work) == ["[1.0, 0.0]"] * 2
+
+
+def test_ranks_whose_clocks_differ_have_one_time(tmp_path: Path) -> None:
+    """By which pins end: ranks that release other rows would evict, and plan, differently."""
+
+    def work(rank: int, group: Any) -> str:
+        ranks.monotonic = lambda: 7.0 + rank  # type: ignore[assignment]
+        return str(agreed_time(group))
+
+    assert on_each_rank(2, tmp_path / "store", work) == ["8.0"] * 2
+
+
+def test_a_rank_without_a_tokenizer_stops_the_self_test_before_any_pass(tmp_path: Path) -> None:
+    """It would splice seeded ids where the others splice texts. Ranks that read alike go on."""
+    from sglang_pic.adapter.startup.self_test import run_self_test
+    from sglang_pic.config import PicConfig
+
+    runner = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros((1, 1000), dtype=torch.int32)),
+        model_config=SimpleNamespace(vocab_size=300),
+    )
+    splicer: Any = SimpleNamespace(view=None, geometry=SimpleNamespace(max_shift=1000))
+    letters = SimpleNamespace(encode=lambda text, **_: list(text.encode()))
+
+    def work(rank: int, group: Any) -> str:
+        check_alike({"configurations": b"{}", "delimiters": b"[1,2]"}, group)
+        tokenizer = letters if rank != 1 else None
+        run_self_test(runner, splicer, PicConfig(), tokenizer=tokenizer, max_gaps=32, tp_group=group)
+        return "on"
+
+    (answer,) = {*on_each_rank(3, tmp_path / "store", work)}
+    assert answer.startswith("UnsupportedError: tensor-parallel ranks [1] and rank 0 read different self-test prompts,")
+    assert "--tokenizer-path" in answer
+
+
+def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
+    """It would cut, and so donate, otherwise than the others."""
+    from sglang_pic.adapter import factory
+    from sglang_pic.config import PicConfig
+
+    runner = SimpleNamespace(prefill_attention_backend_str="triton", device="cpu", forward_stream=torch.cpu.Stream())
+    nothing = SimpleNamespace(enable_metrics=False, disaggregation_mode="null")
+
+    def work(rank: int, group: Any) -> str:
+        # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
+        factory.support.prefix_only = lambda _: ""
+        factory.check_support = lambda *_: None
+        factory.check_features = lambda _: ()
+        factory.load_config = lambda: PicConfig(audit_rate=0)
+        factory._checked_path = lambda *_: (SimpleNamespace(splicer=nothing), None)
+        factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
+        factory.read_tokenizer = lambda _: (nothing, "") if rank == 0 else (None, "none")
+        factory.delimiters_of = lambda _: frozenset({1, 2})
+        factory.texts_of = lambda *_: ["a", "b"]
+        worker = SimpleNamespace(model_runner=runner)
+        factory.create_cache(SimpleNamespace(tp_worker=worker, server_args=nothing, tp_group=group, tp_rank=rank))
+        return "on"
+
+    (answer,) = {*on_each_rank(2, tmp_path / "store", work)}
+    assert answer.startswith("UnsupportedError: tensor-parallel ranks [1] and rank 0 read different delimiters,")
+
+
+def test_one_rank_asks_nobody() -> None:
+    for group in (None, SimpleNamespace(world_size=1)):
+        check_alike({"delimiters": b""}, group)
+        assert agree_on_largest(torch.tensor([3]), group).tolist() == [3]
+
+
+def test_ranks_with_the_same_fault_go_on_and_a_fault_of_one_rank_ends_it(tmp_path: Path) -> None:
+    """A rank that alone computes what the others splice would wait for them for ever."""
+
+    def work(rank: int, _: Any) -> str:
+        group = FaultGroup(timeout_s=2.0)
+        torch.distributed.barrier()  # However late a rank begins on a busy machine, both faults come together.
+        group.check("fault_plan 1 ValueError")
+        if rank == 1:
+            return "serves on"
+        group.check("fault_plan 2 ValueError")
+        return "goes on alone"
+
+    faulty, healthy = on_each_rank(2, tmp_path / "store", work)
+    assert healthy == "serves on"
+    assert faulty.startswith(
+        "ContractError: tensor-parallel rank 0 had the fault 'fault_plan 2 ValueError' and another"
+    )
+
+
+def test_ranks_with_different_faults_end(tmp_path: Path) -> None:
+    def work(rank: int, _: Any) -> str:
+        FaultGroup(timeout_s=20.0).check(f"fault_plan {rank} ValueError")
+        return "goes on"
+
+    answers = on_each_rank(2, tmp_path / "store", work)
+    assert all(answer.startswith("ContractError: tensor-parallel rank") for answer in answers), answers
+
+
+def test_only_ranks_that_serve_the_same_requests_have_to_have_the_same_fault(tmp_path: Path) -> None:
+    """With DP attention over four ranks, two by two."""
+
+    def work(rank: int, _: Any) -> str:
+        group = FaultGroup(2, timeout_s=20.0)
+        if rank < 2:
+            group.check("fault_plan 1 ValueError")
+        return "on"
+
+    assert on_each_rank(4, tmp_path / "store", work) == ["on"] * 4
+
+
+STEPS = int(os.environ.get("SGLANG_PIC_RANK_STEPS", "3000"))
+# What a thousand steps meet at least.
+MET = {
+    **{"plans": 600, "plans with runs": 80, "runs": 120, "changed fields": 8, "cost_gate": 1, "donor_evicted": 20},
+    **{"aborts": 40, "flushes": 1, "rows read": 15_000, "evicted from the index": 50_000},
+}
+
+
+def test_ranks_plan_alike(tmp_path: Path) -> None:
+    """Hash seeds, clocks, addresses, garbage collection and slot numbers are each rank's own."""
+    code = "import sys; from tests.helpers import rank_driver; rank_driver.run(int(sys.argv[1]), 2, {!r}, {}, seed=18)"
+    command = [sys.executable, "-c", code.format(str(tmp_path / "store"), STEPS)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": str(100 + rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ended = [rank.communicate(timeout=280 + STEPS // 20) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said[-2000:] for _, said in ended)
+    counts: dict[str, int] = json.loads(ended[0][0].splitlines()[-1])
+    print(counts)
+    for name, least in MET.items():
+        assert counts.get(name, 0) >= least * STEPS // 1000, (name, counts)

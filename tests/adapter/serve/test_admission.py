@@ -1,0 +1,280 @@
+"""Admission: one unfinished request a round, no more virtual sequences than the tables have room for, and what is
+counted happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
+
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.core import Plan
+from tests.helpers import builders
+from tests.helpers.admitting import PAGE, Cache, adder, admit, plan, select
+
+
+@pytest.fixture
+def stock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """SGLang's own selection, which admits what fits into the chunk; the requests that reach it."""
+    reached: list[Any] = []
+
+    def select(self: Any, req: Any, **_: object) -> Any:
+        reached.append(req)
+        if req.no_token:
+            req.no_token -= 1
+            return AddReqResult.NO_TOKEN
+        return admit(min(req.end, self.rem_chunk_tokens or req.end))
+
+    monkeypatch.setattr(PrefillAdder, "_select_prefill_admission", select)
+    return reached
+
+
+@pytest.fixture
+def admitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's adder, admitting whole whatever it is asked to, and charging it."""
+
+    def commit(self: Any, req: Any, admission: _PrefillAdmission, _: int) -> None:
+        req.extend_end = admission.prefix_len + admission.extend_len
+        self.can_run_list.append(req)
+        self.rem_input_tokens -= admission.extend_len
+        self.log_input_tokens += admission.extend_len
+
+    def add(self: Any, req: Any, *_: object) -> AddReqResult:
+        self._commit_prefill_admission(req, admit(req.end), 0)
+        return AddReqResult.CONTINUE
+
+    monkeypatch.setattr(PrefillAdder, "_commit_prefill_admission", commit)
+    monkeypatch.setattr(PrefillAdder, "add_one_req", add)
+    monkeypatch.setattr(PrefillAdder, "add_chunked_req", lambda self, req: commit(self, req, admit(req.end), 0))
+    monkeypatch.setattr(PrefillAdder, "cur_rem_tokens", 1 << 20, raising=False)
+
+
+def request(plan: Plan | None, end: int = 0, no_token: int = 0, **fields: Any) -> Any:
+    """SGLang's request as far as admission reads it; it goes by place where `fields` say so."""
+    end = plan.end if plan else end
+    ids = range(end)
+    return builders.request(ids, full_untruncated_fill_ids=ids, plan=plan, end=end, no_token=no_token, **fields)
+
+
+LONG = (4000, (64, 1200), (1300, 2000))
+"""Its chunk of 512 computed tokens ends at a page's edge behind two runs and leaves some of the budget."""
+
+
+def test_only_one_request_of_a_round_is_left_unfinished(stock: list[Any]) -> None:
+    made = adder(512, Cache())
+    assert select(made, request(plan(*LONG))).extend_len == 2336
+    for changes, options in (
+        ({"rem_chunk_tokens": PAGE - 5}, {}),
+        ({"new_chunked_req": "another"}, {}),
+        ({}, {"has_chunked_req": True}),
+        ({"rem_chunk_tokens": 63}, {"align": 64}),
+    ):
+        made = adder(512, Cache())
+        for name, value in changes.items():
+            setattr(made, name, value)
+        assert select(made, request(plan(*LONG)), **options) is AddReqResult.OTHER
+    assert len(stock) == 1
+    made = adder(PAGE - 5, Cache())
+    made.new_chunked_req = "another"
+    assert select(made, request(plan(600, (0, 592)))).extend_len == 600, "it fits whole"
+
+
+def test_the_rest_of_a_request_that_was_cut_has_slots_whoever_comes_behind_it(admitting: None) -> None:
+    """Of a prompt that is spliced little is computed, but its rows take as many slots as any other's."""
+    made = adder(512, Cache())
+    for end, cut_at in ((4000, 512), (600, 600)):
+        req = request(plan(end), end=end)
+        req.extend_end = cut_at
+        made._settle(req, first_chunk=True)
+    assert made.memory_budget.current_offset == 4000 - 512 + PAGE
+
+
+def test_no_request_is_audited_that_is_more_than_its_tokens(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused may have embeddings, or a session before it; what was retracted is computed again in part."""
+    cache, drawn = Cache(), list[Any]()
+    monkeypatch.setattr(cache.feature, "on_admitted", drawn.append)
+    for refused, stain in ((None, False), (Fallback.EMBEDDINGS, False), (None, True)):
+        cache.refused = refused
+        adder(None, cache)._settle(request(None, 40, retracted_stain=stain), first_chunk=True)
+    assert len(drawn) == 1
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_plan_begins_behind_what_is_loaded_back(is_loaded: bool, stock: list[Any]) -> None:
+    """SGLang loads what the exact match has on the host before it admits; now and then that fails."""
+    cache = Cache()
+    made, req = adder(None, cache), request(plan(*LONG), host_hit_length=48)
+    made._plan(req, num_to_load=48)
+    options = {"has_chunked_req": False, "truncation_align_size": None}
+    for host_hit_length in (48, 48 if is_loaded else 0):
+        made._select_prefill_admission(req, host_hit_length=host_hit_length, **options)
+    assert [begin for begin, *_ in cache.asked] == ([48] if is_loaded else [48, 0])
+    assert (len(stock), cache.num_locked) == (2, 1)
+
+
+def test_donors_that_fill_the_pool_are_given_back_so_that_the_request_fits(stock: list[Any]) -> None:
+    cache = Cache()
+    for no_token, admitted in ((2, False), (1, True)):
+        req = request(plan(*LONG), no_token=no_token)
+        admission = select(adder(None, cache), req)
+        assert (admission is AddReqResult.NO_TOKEN) != admitted
+        assert (req.pic.pending, req.pic.last_plan.lost, cache.num_locked) == (None, Fallback.MEMORY, 0)
+    assert admission.extend_len == 4000
+
+
+def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(admitting: None) -> None:
+    """Requests that decode in it count, too."""
+    cache = Cache(max_sequences=8)
+    made = adder(None, cache, running=(request(None),) * 2)
+    assert made.add_one_req(request(plan(400, (40, 100), (140, 300))), False, None) is AddReqResult.CONTINUE
+    assert made.num_sequences == 2 + 3
+    for _ in range(3):
+        assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
+    assert cache.asked == [(0, 6, 0), (0, 3, 180), (0, 2, 580), (0, 1, 980)]
+    assert cache.reads_before == sum([*range(40), *range(100, 140), *range(300, 400)]) + 2 * sum(range(400))
+    assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.OTHER
+    assert len(made.can_run_list) == 4
+
+
+def test_a_gap_batch_has_a_bounded_number_of_keys(admitting: None) -> None:
+    """Each sequence counts as long as the longest: many gaps of one long prompt, or of a short one beside it."""
+    cache, spliced = Cache(max_keys=4000), plan(400, (40, 100), (140, 300))
+    made = adder(None, cache)
+    for _ in range(2):
+        assert made.add_one_req(request(spliced), False, None) is AddReqResult.CONTINUE
+    assert [most for _, most, _ in cache.asked] == [10, 7]
+    assert made.add_one_req(request(None, end=600), False, None) is AddReqResult.OTHER, "7 rows of 600 are 4,200"
+    assert made.num_sequences * made.longest == 2400
+    # Beside a decoding request of 1,000 tokens there is room for 3 sequences; without runs SGLang decides.
+    made = adder(None, cache, running=(request(None, end=1000),))
+    assert made.add_one_req(request(plan(400, (40, 100))), False, None) is AddReqResult.CONTINUE
+    assert cache.asked[-1][1] == 3
+    made = adder(None, cache)
+    assert made.add_one_req(request(None, end=0), False, None) is AddReqResult.CONTINUE, "SGLang judges such a prompt"
+    assert cache.asked[-1][1] == 64
+    for _ in range(12):
+        assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
+
+
+def test_beside_a_draft_that_is_given_embeddings_a_batch_has_a_bounded_number_of_tokens(
+    stock: list[Any], admitting: None
+) -> None:
+    """100,000 reused tokens of one prompt go through in passes of two chunks, spliced tokens included."""
+    cache, most, long = Cache(max_extend=16_384), 16_384, request(plan(100_000, (100, 99_900)))
+    made = adder(8_192, cache)
+    admission = select(made, long)
+    assert admission.extend_len == most
+    made._commit_prefill_admission(long, admission, 0)
+    made.new_chunked_req = long
+    assert made.rem_chunk_tokens > 8_000, "little of it is computed"
+    assert select(made, request(plan(1_000, (100, 900)))) is AddReqResult.OTHER, "the batch is full of spliced tokens"
+    assert select(made, request(None, end=1_000)).extend_len == 1_000, "what is computed is bounded by the chunk"
+    # The rest of the prompt is cut likewise, and so are two prompts together.
+    made = adder(8_192, cache)
+    made._plan(long)
+    assert made._spliced_chunk_len(long) == most
+    made, first = adder(8_192, cache), request(plan(16_000, (100, 15_900)))
+    made._commit_prefill_admission(first, select(made, first), 0)
+    assert (first.extend_end, select(made, request(plan(1_000, (100, 900)))).extend_len) == (16_000, 384)
+    # Other servers are not bounded.
+    assert select(adder(8_192, Cache()), request(plan(100_000, (100, 99_900)))).extend_len == 100_000
+
+
+BY_PLACE = (
+    {"input_embeds": [[0.0]]},
+    {"positional_embed_overrides": "some"},
+    {"return_hidden_states": True},
+    {"return_hidden_states": "last"},
+)
+
+
+@pytest.mark.parametrize("fields", BY_PLACE, ids="-".join)
+@pytest.mark.parametrize("first", ["new", "unfinished", "decoding"])
+def test_behind_a_request_that_goes_by_place_nothing_is_spliced(
+    admitting: None, fields: dict[str, Any], first: str
+) -> None:
+    """Such a batch is computed whole: no token of it is counted as a hit or left out of the budget."""
+    cache, placed = Cache(), request(None, end=100, **fields)
+    made = adder(None, cache, running=(placed,) if first == "decoding" else ())
+    if first == "new":
+        made.add_one_req(placed, False, None)
+    elif first == "unfinished":
+        made.add_chunked_req(placed)
+    before = made.rem_input_tokens
+    spliced = request(plan(400, (40, 100), (140, 300)))
+    assert made.add_one_req(spliced, False, None) is AddReqResult.CONTINUE
+    assert cache.counted[-1] == (0, Fallback.BATCH)
+    assert before - made.rem_input_tokens == 400
+    assert (spliced.pic.pending, spliced.pic.spliced, cache.num_locked) == (None, [], 0)
+
+
+@pytest.mark.parametrize("fields", BY_PLACE, ids="-".join)
+@pytest.mark.parametrize("first", ["new", "unfinished"])
+def test_a_request_that_goes_by_place_waits_for_a_batch_without_splices(
+    admitting: None, fields: dict[str, Any], first: str
+) -> None:
+    cache, spliced = Cache(), request(plan(400, (40, 100), (140, 300)))
+    made = adder(None, cache)
+    if first == "new":
+        made.add_one_req(spliced, False, None)
+    else:
+        made.add_chunked_req(spliced)
+    placed = request(None, end=100, **fields)
+    assert made.add_one_req(placed, False, None) is AddReqResult.OTHER
+    assert made.can_run_list == [spliced]
+    assert cache.counted == [(220, None)]
+    # It waits for one batch, even where the scheduler prefers others to it; the one after next has splices again.
+    made, other = adder(None, cache), request(plan(400, (40, 100)))
+    assert made.add_one_req(other, False, None) is AddReqResult.CONTINUE
+    assert made.add_one_req(placed, False, None) is AddReqResult.CONTINUE
+    assert cache.counted[1:] == [(0, Fallback.BATCH), (0, None)]
+    adder(None, cache).add_one_req(request(plan(400, (40, 100))), False, None)
+    assert cache.counted[-1] == (60, None)
+
+
+def test_what_is_not_admitted_gives_its_donors_back(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache()
+    monkeypatch.setattr(PrefillAdder, "add_one_req", lambda *_: AddReqResult.NO_TOKEN)
+    monkeypatch.setattr(PrefillAdder, "add_chunked_req", lambda _, req: req)
+    for add in ("add_one_req", "add_chunked_req"):
+        made, req = adder(None, cache), request(plan(400, (40, 100)))
+        getattr(made, add)(req, *(() if add == "add_chunked_req" else (False, None)))
+        assert (req.pic.pending, cache.num_locked, cache.counted) == (None, 0, [])
+
+
+@pytest.fixture
+def without_room(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's adder beside sliding windows: an unfinished request waits while rows are locked."""
+    add = PrefillAdder.add_chunked_req
+
+    def add_if_there_is_room(self: Any, req: Any) -> Any:
+        return req if self.tree_cache.num_locked or self.tree_cache.num_locked_elsewhere else add(self, req)
+
+    monkeypatch.setattr(PrefillAdder, "add_chunked_req", add_if_there_is_room)
+
+
+def test_an_unfinished_request_goes_on_without_the_donors_that_fill_the_pool(without_room: None) -> None:
+    cache = Cache()
+    made, req = adder(512, cache), request(plan(400, (40, 100)))
+    assert made.add_chunked_req(req) is None
+    assert (made.can_run_list, cache.counted, cache.num_locked) == ([req], [(0, Fallback.MEMORY)], 0)
+    assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
+
+
+def test_an_unfinished_request_takes_the_room_that_features_hold(without_room: None) -> None:
+    cache = Cache()
+    cache.num_locked_elsewhere = 2
+    made, req = adder(512, cache), request(None, end=400)
+    assert made.add_chunked_req(req) is None
+    assert (made.can_run_list, cache.num_locked_elsewhere) == ([req], 0)
+
+
+def test_beside_an_unfinished_request_that_waits_nobody_is_admitted(without_room: None) -> None:
+    """SGLang counts a chunk of it in flight in every batch: it would lose the first token of its answer."""
+    cache = Cache()
+    cache.num_locked_elsewhere = 1
+    made, req = adder(512, cache, running=(request(None),)), request(plan(400, (40, 100)))
+    assert made.add_chunked_req(req) is req
+    assert made.add_one_req(request(None, end=40), True, None) is AddReqResult.OTHER
+    assert (made.can_run_list, cache.counted, cache.num_locked) == ([], [], 0)

@@ -1,0 +1,80 @@
+"""What is exported while requests are planned, spliced, published and counted by tenant."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_pic.adapter.features import tenants
+from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.serve import forward, frontend, planning, publish
+from sglang_pic.adapter.serve.forward import ForwardPath
+from tests.helpers.builders import Server, make_planning
+
+TEXT = [7 * i % 997 + 1 for i in range(300)]
+LABELS = {"model_name": "m"}
+
+
+def test_plans_the_index_and_tenants_are_exported(registry: Any) -> None:
+    server = Server()
+    server.planning = make_planning(server.index, server.config, series=Series(planning.METRICS, LABELS))
+    server.publication = publish.Publication(server.index, frozenset(), Series(publish.METRICS, LABELS))
+    counts = tenants.Tenants(Series(tenants.METRICS, LABELS))
+    server.serve(TEXT, cache_salt="acme")
+    server.publication.settle()
+    req = server.plan([1, *TEXT], cache_salt="acme")
+    for start, end in ((0, 200), (200, 301)):
+        req.prefix_len, req.extend_end = start, end
+        req.pic.count(req.pic.admit(start, end, first_chunk=not start))
+        counts.on_admitted(req)
+
+    def value(name: str, **labels: str) -> float:
+        return float(registry.get_sample_value(name, {**LABELS, **labels}))
+
+    tenant = hashlib.sha256(b"acme").hexdigest()[:8]
+    assert value("sglang:pic_tenant_prompt_tokens_total", tenant=tenant) == 301
+    assert value("sglang:pic_tenant_spliced_tokens_total", tenant=tenant) == req.pic.counts.chunk_hit > 100
+    assert value("sglang:pic_plan_seconds_count") == 2
+    assert value("sglang:pic_index_tokens") == server.index.num_tokens == 300
+    assert value("sglang:pic_index_bytes") == server.index.num_bytes > 0
+    assert value("sglang:pic_index_max_tokens") == server.config.core.max_index_tokens
+    server.publication.flush()
+    assert value("sglang:pic_index_tokens") == 0
+    req.pic.release_row()
+
+
+def test_a_tenant_is_named_by_its_salt_and_never_by_an_adapter() -> None:
+    names = [
+        Namespace("key", "salt").tenant,
+        Namespace(None, "salt").tenant,
+        Namespace("key").tenant,
+        Namespace("keyadapter", adapter="adapter").tenant,
+        Namespace("adapter", adapter="adapter").tenant,
+    ]
+    salt, key = (hashlib.sha256(name).hexdigest()[:8] for name in (b"salt", b"key"))
+    assert names == [salt, salt, key, key, "none"]
+
+
+def test_splices_are_timed_once_the_server_serves(registry: Any) -> None:
+    path = ForwardPath(
+        SimpleNamespace(splice=lambda *_: None),  # type: ignore[arg-type]
+        series=Series(forward.METRICS, LABELS),
+    )
+    moved = SimpleNamespace(src=None, dst=None, shifts=None, windows=None)
+    gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), host=None)
+    for path.recover in (None, lambda *_, **__: None):
+        path.move_rows(gap)
+    assert registry.get_sample_value("sglang:pic_splice_seconds_count", LABELS) == 1
+
+
+@pytest.mark.parametrize("details", [None, [None], [{"device": 90, "pic": 70}]])
+def test_a_requests_span_has_what_its_response_has(details: Any) -> None:
+    """SGLang's own attributes stay, and SGLang's own parts of the prefix hit are no attributes."""
+    asked = {"gen_ai.request.id": "r"}
+    found = frontend._with_span_attributes(asked, None, None, SimpleNamespace(cached_tokens_details=details), 0)
+    assert found == ({**asked, "sglang.pic": 70} if details and details[0] else None)

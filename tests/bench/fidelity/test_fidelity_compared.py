@@ -1,0 +1,247 @@
+"""What is counted, by hand and by slow references, what intervals and the bounds of tune say, and the check of CI."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from pic_bench.fidelity import metrics
+from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.cases.case import Case
+from pic_bench.fidelity.compared import check_naive, gap_recovered, make_cells, make_panels
+from pic_bench.fidelity.measure import Reference, compare
+from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.summary import Cell, Thresholds
+from pic_bench.fidelity.tables import cell_table
+from pic_bench.report.stats import bootstrap, mcnemar
+from pic_bench.tune.bounds import MAX_SESSIONS, bounds, is_below, log_capital, num_needed
+
+from tests.helpers.fidelity_records import probe, recorded
+
+
+def cell_of(probes: Sequence[Probe]) -> Cell:
+    """The only cell of these records."""
+    (found,) = make_cells(make_panels(probes, Thresholds())[0], Thresholds())
+    return found
+
+
+def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
+    """Likeliest tokens of four forced positions; at the third the full prefill hesitates."""
+    text: Any = SimpleNamespace(text=str)
+    case = Case(experiment=Experiment.QA, name="p0", source="s", prompt=[1] * 9, gold=[1, 2, 3, 4])
+    full, this = (recorded(positions=5, vocab=8) for _ in range(2))
+    for at, (one, other) in enumerate([(1, 1), (2, 5), (3, 6), (4, 4)]):
+        full.logits[at, one] = 9.0 if at != 2 else 2.0
+        this.logits[at, other] = 9.0
+    found = compare(Reference(full), this, Arm(name="seam-1", donors=Donors.CONTEXT), case, "float32", text)
+    assert (found.sure_tokens, found.sure_flips, found.forced_agreement) == (3, 1, 0.5)
+    again = msgspec.structs.replace(found, prompt="p1", sure_tokens=5, sure_flips=0)
+    table = cell_table([cell_of([found, again])])
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert (row["forced top-1"][:6], row["sure tokens flipped"]) == ("50.0 %", "12.5 % of 8")
+    assert cell_of([probe(), probe(prompt="p1", sure_tokens=5, sure_flips=0)]).sure is None
+
+
+def test_tasks_count_where_the_full_prefill_is_right() -> None:
+    """Of 12 prompts it gets 10; an arm loses 4 of these in a row, the unrotated one 8, with KLs of .3 and .6."""
+    at = {"experiment": Experiment.TASKS, "source": "json", "num_blocks": None, "greedy_tokens": 40}
+    lost = {"full": 0, "careful": 4, "naive": 8}
+    probes = [
+        probe(arm=arm, prompt=f"p{n}", donors=donors, right=n >= wrong, kl=wrong * 0.075, **at)
+        for arm, wrong in lost.items()
+        for donors in [Donors.NONE if arm == "full" else Donors.CONTEXT]
+        for n in range(10)
+    ]
+    probes += [probe(arm="full", prompt=f"p{n}", right=False, **at) for n in (10, 11)]
+    together, kind = make_panels(probes, Thresholds())[0]
+    assert (together.source, kind.source, together.arms) == ("all tasks", "json", kind.arms)
+    cells = {cell.arm: cell for cell in make_cells([kind], Thresholds())}
+    assert {arm: (cell.n, cell.asked) for arm, cell in cells.items()} == dict.fromkeys(lost, (10, 12))
+    assert {arm: cell.right.value for arm, cell in cells.items()} == {"full": 1, "careful": 0.6, "naive": 0.2}
+    assert cells["careful"].right_change.value == pytest.approx(-0.4)
+    assert cells["careful"].mcnemar == mcnemar(4, 0) == pytest.approx(2 / 2**4)
+    recovered = cells["careful"].right_recovered, cells["careful"].kl_recovered, cells["naive"].kl_recovered
+    assert recovered == (pytest.approx(0.5), pytest.approx(0.5), None)
+    table = cell_table([cells["careful"]])
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert (row["asked"], row["McNemar's p"], row["gap recovered, right"]) == ("12", ".12", ".50")
+    assert not make_panels([one for one in probes if not one.right], Thresholds())[0], "nothing to compare"
+
+
+def test_of_a_gap_of_a_few_points_no_share_is_shown() -> None:
+    arm, floor, narrow, full = ({"p": probe(score=score, kl=1 - score)} for score in (0.98, 0.9, 0.96, 1.0))
+    assert gap_recovered(arm, floor, full, "score") == pytest.approx(0.8)
+    assert gap_recovered(arm, narrow, full, "score") is None
+    assert gap_recovered(arm, narrow, full, "kl") == pytest.approx(0.5)
+    assert gap_recovered(arm, full, floor, "kl") is None, "a floor that loses nothing"
+    assert gap_recovered(arm, {}, full, "kl") is gap_recovered(arm, floor, full, "forced_kl") is None
+
+
+def test_mcnemar_is_the_sign_test_of_the_pairs_that_differ() -> None:
+    assert mcnemar(0, 0) == 1
+    assert mcnemar(1, 1) == 1
+    assert mcnemar(9, 1) == mcnemar(1, 9) == pytest.approx(2 * (1 + 10) / 2**10)
+
+
+DRAWS = np.array(list(itertools.product(range(5), repeat=5)))
+"""Every one of the 3,125 equally likely resamples of five things."""
+
+
+@pytest.mark.parametrize("most", [1, 3], ids=lambda most: f"up to {most} values a unit")
+def test_intervals_are_those_of_all_draws_of_units(most: int) -> None:
+    """The bounds over all 3,125 draws of five units, each with all that it holds."""
+    rng = random.Random(5)
+    units = [unit for unit in range(5) for _ in range(1 + unit % most)]
+    values = [unit + rng.random() for unit in units]
+    of_unit = [[value for value, unit in zip(values, units, strict=True) if unit == number] for number in range(5)]
+    estimate = bootstrap(values, units)
+    assert (estimate.value, estimate.n) == (pytest.approx(float(np.mean(values))), len(units))
+    resampled = [np.mean([value for i in draw for value in of_unit[i]]) for draw in DRAWS]
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    # 2,000 drawn resamples give bounds within a tenth of the width over all.
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=(high - low) / 10)
+    if most == 1:
+        alone = bootstrap(values)
+        assert (alone.low, alone.value, alone.high) == pytest.approx((estimate.low, estimate.value, estimate.high))
+
+
+def two_arms(first: Callable[[int], float], second: Callable[[int], float], prompts: int = 10) -> list[Probe]:
+    """The unrotated and the rotated arm, KL by number of the prompt."""
+    kls = {"naive": first, "seam-1": second}
+    return [probe(arm=arm, prompt=f"p{i}-0", forced_kl=kl(i)) for arm, kl in kls.items() for i in range(prompts)]
+
+
+def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> None:
+    (checked,) = check_naive(two_arms(lambda i: 0.5 + i / 100, lambda i: 0.01 * i))
+    assert checked.holds
+    assert (checked.difference.n, checked.difference.value) == (10, pytest.approx(0.5))
+    assert str(checked).startswith("check holds: float32: mean KL without rotation less with it 0.5 [")
+    assert not check_naive(two_arms(lambda i: i % 2, lambda i: (i + 1) % 2))[0].holds
+    (lucky,) = check_naive(two_arms(lambda i: (i + 1) % 2, lambda i: i % 2, 11))
+    assert lucky.difference.value > 0
+    assert not lucky.holds
+    (alone,) = check_naive([probe(arm="naive", forced_kl=1.0)])
+    assert not alone.holds, "nothing to pair is no pass"
+    assert str(alone) == "check FAILS: float32: no prompt has both arms"
+    assert check_naive([]) == []
+
+
+def test_log_softmax_and_divergence_by_hand_and_in_the_right_direction() -> None:
+    rows = np.array([[0.0, math.log(3.0)], [1000.0, 1000.0]], dtype=np.float32)
+    np.testing.assert_allclose(np.exp(metrics.log_softmax(rows)), [[0.25, 0.75], [0.5, 0.5]], rtol=1e-7)
+    p, q = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    forward = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    backward = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    assert metrics.divergence(p, q)[0] == pytest.approx(forward, rel=1e-12)
+    assert metrics.divergence(q, p)[0] == pytest.approx(backward, rel=1e-12)
+    assert metrics.divergence(p, p)[0] == 0.0
+
+
+def test_divergence_sees_differences_far_below_those_of_float32_servers() -> None:
+    """The floor of a float32 run is near 1e-11; a metric in float32 would show noise of 1e-7 in its place."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, 50_000)).astype(np.float32) * 4
+    other = logits + rng.normal(size=logits.shape).astype(np.float32) * np.float32(1e-5)
+    p, q = metrics.log_softmax(logits), metrics.log_softmax(other)
+    slow = [
+        math.fsum(math.exp(a) * (a - b) for a, b in zip(*rows, strict=True))
+        for rows in zip(p.tolist(), q.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(metrics.divergence(p, q, np.exp(p)), slow, rtol=1e-3)
+    assert 1e-12 < metrics.divergence(p, q).max() < 1e-9
+
+
+def test_cosine_does_not_see_a_constant_and_nll_reads_each_row_at_its_own_token() -> None:
+    a = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+    assert metrics.centred_cosine(a, a + 100) == pytest.approx(1.0)
+    assert metrics.centred_cosine(a, a[::-1]) == pytest.approx(-1.0)
+    assert metrics.centred_cosine(a, np.array([1.0, 3.0, 2.0], dtype=np.float32)) == pytest.approx(0.5)
+    rows = np.log([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]])
+    assert metrics.mean_nll(rows, [1, 2]) == pytest.approx(-(math.log(0.25) + math.log(0.8)) / 2)
+
+
+def test_answers_are_compared_as_squad_compares_them() -> None:
+    """The best gold answer counts, and the first line only; retrieval asks for the whole value."""
+    assert metrics.normalise(" The  Quick, brown-fox! ") == "quick brownfox"
+    assert metrics.word_f1("red house", "big red house") == pytest.approx(0.8)
+    assert metrics.word_f1("red red", "red") == pytest.approx(2 / 3), "a word counts as often as it is in both"
+    assert metrics.word_f1("red red", "red red blue") == pytest.approx(0.8)
+    assert metrics.word_f1("", "") == 1.0
+    assert metrics.word_f1("blue", "red") == 0.0
+    score = metrics.score_answer("\nExeter College.\nAnd more words", ["Oxford", "the Exeter College"], contains=False)
+    assert score == (1.0, True)
+    partly = metrics.score_answer("at Exeter College", ["Exeter College"], contains=False)
+    assert partly.value == pytest.approx(0.8)
+    assert not partly.exact
+
+
+@pytest.mark.parametrize(("answer", "score"), [("It is 1078, I think", 1.0), ("It is 10781", 0.0), ("", 0.0)])
+def test_retrieval_asks_for_the_whole_value(answer: str, score: float) -> None:
+    assert metrics.score_answer(answer, ["1078"], contains=True) == (score, False)
+
+
+BUDGET = 0.2
+"""Of a budget of .01 and a cap of .05."""
+ENOUGH = np.log(1 / 0.05)
+
+
+def heavy(mean: float, shape: tuple[int, int], *, tail: float, seed: int = 0) -> np.ndarray:
+    """Losses of a log-normal law, capped at 1, so scaled that their mean after the cap is `mean`."""
+    law = np.exp(tail * np.random.default_rng(99).standard_normal(200_000))
+    low, high = 0.0, 1e6
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(1, middle * law).mean() < mean else (low, middle)
+    return np.minimum(1, low * np.exp(tail * np.random.default_rng(seed).standard_normal(shape)))
+
+
+LAWS = {
+    "mild": heavy(1.01 * BUDGET, (1000, 300), tail=0.5),
+    "heavy": heavy(1.01 * BUDGET, (1000, 300), tail=2.0),
+    "mostly nothing": heavy(1.01 * BUDGET, (1000, 300), tail=5.0),
+    "nothing or all": (np.random.default_rng(1).random((1000, 300)) < 1.01 * BUDGET).astype(float),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_mean_above_the_budget_is_certified_in_one_run_of_twenty_at_most(law: str) -> None:
+    """Whenever one looks. The same runs tell a wrong bound: a plain mean that is watched is below in most of them."""
+    losses = LAWS[law]
+    assert (log_capital(losses, BUDGET) >= ENOUGH).any(axis=1).mean() <= 0.05
+    watched = losses.cumsum(axis=1) / np.arange(1, 301)
+    assert (watched[:, 14:] < BUDGET).any(axis=1).mean() > 0.4
+
+
+def test_bounds_enclose_the_mean_and_close_in() -> None:
+    losses = heavy(0.05, (40, 400), tail=1.5, seed=3)
+    found = [bounds(run) for run in losses]
+    assert np.mean([low <= 0.05 <= high for low, high in found]) >= 0.9
+    assert np.mean([high for _, high in found]) < 0.1
+    widths = [np.ptp(bounds(losses[0][:n])) for n in (10, 40, 400)]
+    assert widths == sorted(widths, reverse=True)
+    assert bounds([]) == (pytest.approx(0), pytest.approx(1))
+
+
+def test_a_certificate_is_a_bound_below_the_budget_and_stays_one() -> None:
+    for run in heavy(0.08, (20, 60), tail=1.5, seed=4):
+        assert is_below(run, BUDGET) == (bounds(run).high < BUDGET)
+        if is_below(run[:40], BUDGET):
+            assert is_below(run, BUDGET), "bounds hold at any stopping time"
+
+
+def test_it_says_how_many_sessions_it_takes() -> None:
+    losses = heavy(0.05, (1, 400), tail=1.5, seed=5)[0]
+    least, likely, near = (num_needed(values, BUDGET) for values in ([], losses, np.minimum(1, losses + 0.12)))
+    assert 14 <= least <= 18
+    assert 17 <= likely <= 30
+    assert likely < near < MAX_SESSIONS
+    assert num_needed(np.minimum(1, losses + 0.2), BUDGET) is None
+    assert is_below([0.0] * least, BUDGET)
+    assert not is_below([0.0] * (least - 1), BUDGET)

@@ -1,0 +1,219 @@
+"""The replay as users run it: real locust in its own process, against a small fake of the server's HTTP side."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pic_replay import ReplayOptions, run_replays
+from pic_replay.pace import Pace
+from pic_replay.records import RequestRecord, Status, load_records, load_summary
+from pic_traces.errors import OptionError, ReplayError
+from pic_traces.flatten import flatten_tools
+from pic_traces.source import load
+
+from tests.helpers.replay_server import (
+    ENV,
+    PREFILL_S,
+    FakeServer,
+    Replay,
+    command,
+    write_trace,
+)
+
+
+def by_call(out: Path) -> dict[tuple[str, int], RequestRecord]:
+    """The trace's records by session and call."""
+    return {(record.session_id, record.call): record for record in load_records(out) if not record.warmup}
+
+
+def test_calls_of_a_session_run_in_order_with_recorded_history(fake: FakeServer, replay: Replay) -> None:
+    out = replay({"a": ["one", "two", "three"], "b": ["four"]})
+    sent = [[message["content"] for message in body["messages"]] for body in fake.trace_calls()]
+    first = ["one", "answer 0", "two", "answer 1", "three"]
+    assert sent == [first[:1], first[:3], first, ["four"]]
+    assert all(before.finished_at <= (after.sent_at or 0) for before, after in pairwise(load_records(out)))
+    summary = load_summary(out)
+    assert (summary.requests, summary.completed, summary.failed, summary.warmup_requests) == (4, 4, 0, 1)
+    assert summary.prompt_tokens == 1 + 4 + 7 + 1
+    assert summary.computed_tokens == sum(n - n // 2 - n // 4 for n in (1, 4, 7, 1))
+    files = ["config.json", "environment.json", "replay.log", "requests.jsonl", "summary.json"]
+    assert sorted(path.name for path in out.iterdir()) == files
+    server = {"model": "fake", "is_sglang": True, "version": "0.5.23", "context_len": 300, "can_tokenize": True}
+    assert json.loads((out / "environment.json").read_text())["server"] == server
+
+
+def test_replays_take_turns_and_the_longer_one_ends_alone(fake: FakeServer, tmp_path: Path) -> None:
+    traces = {"a": ["one", "two"], "b": ["three", "four", "five", "six"]}
+    several = [
+        ReplayOptions(
+            trace=write_trace(tmp_path / f"{name}.jsonl", {name: asked}),
+            base_url=fake.url,
+            out=str(tmp_path / name),
+            quiet=True,
+        )
+        for name, asked in traces.items()
+    ]
+    records = [load_records(out) for out in run_replays(several)]
+    sent = [body["messages"][-1]["content"] for body in fake.trace_calls()]
+    assert sent == ["one", "three", "two", "four", "five", "six"]
+    calls = sorted((r for some in records for r in some if not r.warmup), key=lambda r: r.sent_at or 0)
+    assert all(record.schedule_delay_s < PREFILL_S for record in calls), "waiting for a turn is no delay"
+
+
+def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, replay: Replay) -> None:
+    fake.decode_s = 0.5
+    out = replay(
+        {"a": ["one two three four five six seven eight", "more"]},
+        logprobs=20,
+        custom_params={"pic": {"mode": "off"}},
+        extra_body={"seed": 3, "custom_params": {"note": 1}},
+        max_tokens=7,
+    )
+    first, second = by_call(out).values()
+    assert (first.status, first.finish_reason, first.output_text) == (Status.OK, "length", "hello there you")
+    assert (first.prompt_tokens, first.cached_tokens, first.output_tokens) == (8, 6, 3)
+    assert (first.prefix_hit_tokens, first.chunk_hit_tokens, first.computed_tokens) == (4, 2, 2)
+    assert first.cached_tokens_details == {"device": 6, "host": 0, "pic": 2}
+    assert first.output_token_ids == [1, 2, 3]
+    assert first.first_top_logprobs == [("hello", -0.5)]
+    assert first.output_logprobs == [-0.5, -0.5, -0.5]
+    # Two tokens follow; a busy client may notice the first one half a second late.
+    assert PREFILL_S <= first.ttft_s <= first.e2e_s - fake.decode_s
+    assert 0 <= first.scheduled_at <= first.sent_at < first.first_token_at < first.last_token_at <= first.finished_at
+    assert second.scheduled_at >= first.finished_at
+    body = fake.trace_calls()[0]
+    assert body["custom_params"] == {"pic": {"mode": "off"}, "note": 1}
+    assert (body["temperature"], body["max_tokens"], body["seed"], body["top_logprobs"]) == (0, 7, 3, 20)
+    assert "logprob_start_len" not in body
+
+
+def test_sessions_run_side_by_side(replay: Replay) -> None:
+    """Three first calls wait for each other in the server: with fewer users they would never get through."""
+    out = replay({name: ["BARRIER", "next"] for name in "abc"}, sessions=3)
+    assert load_summary(out).completed == 6
+
+
+def test_sessions_start_and_pause_as_the_pace_says(replay: Replay, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {name: ["one", "two", "three"] for name in "abcd"})
+    records = by_call(replay(trace, spread_s=1.5, pause_s=0.2, pace_seed=3))
+    assert len(records) == 12
+    for session in load(trace):
+        start, *pauses = Pace(1.5, 0.2, 3).times(session)
+        calls = [records[session.session_id, number] for number in range(3)]
+        # Never early; a busy machine may be late.
+        assert start - 1e-6 <= calls[0].scheduled_at < start + 1
+        for (before, after), pause in zip(pairwise(calls), pauses, strict=True):
+            assert pause - 1e-6 <= after.scheduled_at - before.finished_at < pause + 1
+        assert all(record.sent_at is not None and record.sent_at >= record.scheduled_at for record in calls)
+
+
+def test_failed_and_too_long_requests_are_counted_and_the_session_goes_on(replay: Replay) -> None:
+    out = replay({"a": ["FAIL", "BREAK", "fine"], "b": ["word " * 290], "c": ["fine"]})
+    records = by_call(out)
+    assert [records["a", call].status for call in range(3)] == [Status.FAILED, Status.FAILED, Status.OK]
+    assert (records["a", 0].http_status, records["a", 0].error) == (500, "out of luck")
+    assert "IncompleteRead" in (records["a", 1].error or "")
+    skipped = records["b", 0]
+    assert skipped.status is Status.SKIPPED
+    assert skipped.reason == "prompt of 290 tokens + 16 output tokens > context of 300"
+    assert skipped.prompt_tokens == 290
+    summary = load_summary(out)
+    assert (summary.requests, summary.completed, summary.failed, summary.skipped) == (5, 2, 2, 1)
+    assert summary.prompt_tokens == 7 + 1
+    assert summary.stopped is None
+
+
+@pytest.mark.parametrize("shows_tools", [True, False])
+def test_hidden_tools_are_flattened(fake: FakeServer, replay: Replay, tmp_path: Path, shows_tools: bool) -> None:
+    fake.shows_tools = shows_tools
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+    tools: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    messages: list[Any] = [
+        {"role": "user", "content": "What is up?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "clouds"},
+        {"role": "assistant", "content": "Clouds.", "reasoning_content": "hm"},
+    ]
+    session = {"session_id": "a", "tools": tools, "messages": messages, "turns": [1, 3]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(session))
+    out = replay(str(tmp_path / "t.jsonl"))
+    body = fake.trace_calls()[-1]
+    assert load_summary(out).tools_flattened is not shows_tools
+    sent = messages[:3] if shows_tools else flatten_tools(messages[:3], tools)
+    assert (body["messages"], body.get("tools")) == (sent, tools if shows_tools else None)
+
+
+def test_any_openai_server_will_do(fake: FakeServer, replay: Replay) -> None:
+    """Only OpenAI's own fields are sent, and unknown cache hits stay unknown instead of becoming zero."""
+    fake.sglang = False
+    summary = load_summary(replay({"a": ["one", "word " * 290]}, base_url=fake.url + "/v1/"))
+    assert (summary.completed, summary.skipped, summary.computed_tokens) == (1, 1, None)
+    known = {"model", "messages", "temperature", "max_tokens", "stream", "stream_options"}
+    assert set(fake.trace_calls()[0]) == known
+
+
+def test_a_run_is_not_overwritten_unless_forced(fake: FakeServer, replay: Replay, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "server.log").write_text("kept")
+    run = partial(replay, {"a": ["1", "2"], "b": ["3", "4"], "c": ["5"]}, limit_sessions=2, warmup=0)
+    run()
+    assert len(fake.seen) == 4
+    with pytest.raises(OptionError, match=r"has a run already .*requests\.jsonl.*--force"):
+        run()
+    run(force=True)
+    assert len(fake.seen) == 8
+    assert (tmp_path / "run" / "server.log").read_text() == "kept"
+
+
+def test_a_missing_server_and_a_bad_trace_say_so(replay: Replay, tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match=r"base_url='http://127\.0\.0\.1:9': no server answers there"):
+        replay({"a": ["one"]}, base_url="http://127.0.0.1:9")
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    with pytest.raises(ReplayError, match=r"bad\.jsonl:1: unknown trace format"):
+        replay(str(tmp_path / "bad.jsonl"), out=str(tmp_path / "other"))
+
+
+def test_command_line(fake: FakeServer, tmp_path: Path) -> None:
+    """Exit codes, the summary on stdout, and a stderr with nothing on it but the progress bar."""
+    good = write_trace(tmp_path / "good.jsonl", {"a": ["one"]})
+    bad = write_trace(tmp_path / "bad.jsonl", {"a": ["FAIL"]})
+
+    def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv, capture_output=True, text=True, env={**ENV, **env}, timeout=60, check=False)
+
+    done = run(*command(fake, good, tmp_path / "r1", "--json"), SGLANG_PIC_API_KEY="secret")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["completed"] == 1
+    assert "1/1" in done.stderr
+    assert "locust" not in done.stderr.lower()
+    assert "arn" not in done.stderr
+    assert not any("secret" in path.read_text() for path in (tmp_path / "r1").iterdir())
+    done = run(*command(fake, good, tmp_path / "r2", "--quiet"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "prefix hit" in done.stdout
+    assert run(*command(fake, bad, tmp_path / "r3", "--quiet")).returncode == 1
+    done = run(*command(fake, good, tmp_path / "r4", "--sessions", "0"))
+    assert done.returncode == 2
+    assert done.stderr == "sglang-pic: error: sessions=0: must be 1 or more.\n"
+
+
+def test_interrupt_keeps_what_was_done(fake: FakeServer, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one", "HANG", "never"]})
+    argv = command(fake, trace, tmp_path / "run")
+    with subprocess.Popen(argv, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert fake.hanging.wait(timeout=30)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "the records so far are in" in errors
+    statuses = {key: record.status for key, record in by_call(tmp_path / "run").items()}
+    assert statuses == {("a", 0): Status.OK, ("a", 1): Status.INTERRUPTED}
+    summary = load_summary(tmp_path / "run")
+    assert (summary.planned, summary.requests, summary.interrupted, summary.stopped) == (3, 2, 1, "interrupted")

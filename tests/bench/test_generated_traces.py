@@ -1,0 +1,220 @@
+"""The seeded generators: what repeats, what changes, how long it is, what is refused, what the README says of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pic_generate import WORKLOADS, Option, Options, list_options
+from pic_generate.source_code import make_code
+from pic_generate.vocabulary import load_token_counter
+from pic_traces import Call, load
+from pic_traces.errors import TraceError
+
+from tests.conftest import ROOT
+
+SMALL = {
+    "agent_meta": "header=60&body=200&calls=4&sessions=2",
+    "sysvar": "before=300&after=100&calls=4&sessions=2",
+    "compact": "system=100&every=5&keep=2&calls=12&sessions=2",
+    "tool_variants": "tools=6&tool=60&system=50&calls=8&sessions=2",
+    "reorder": "count=4&length=100&calls=4&sessions=2",
+    "random": "prompt=100&sessions=3&calls=2",
+}
+"""Every workload, as small as its shape allows."""
+
+OTHER_MODES = [
+    "gen:tool_variants?history=kept&place=start&tools=6&tool=60&calls=8&sessions=2",
+    "gen:reorder?items=tools&order=rotated&count=4&length=100&sessions=2",
+]
+SPECS = [*(f"gen:{name}?{query}" for name, query in SMALL.items()), *OTHER_MODES]
+
+
+def all_calls(spec: str) -> list[Call]:
+    """Every call of a spec, session after session."""
+    return [call for session in load(spec) for call in session.calls()]
+
+
+def digest(value: object) -> str:
+    """A hash of everything in a value, the order of keys included."""
+    return hashlib.sha256(json.dumps(msgspec.to_builtins(value)).encode()).hexdigest()[:16]
+
+
+def test_another_process_with_another_hash_seed_writes_the_same() -> None:
+    code = (
+        "import sys, msgspec\n"
+        "from pic_traces import load\n"
+        "sys.stdout.buffer.write(msgspec.json.encode([list(load(spec)) for spec in sys.argv[1:]]))\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "4321"}
+    command = [sys.executable, "-c", code, *SPECS]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
+    assert done.stdout == msgspec.json.encode([list(load(spec)) for spec in SPECS])
+
+
+TEXTS = {
+    "agent_meta?header=50&body=300&calls=5&sessions=2&seed=7": "a051e69a9a2a7017",
+    "agent_meta?header=1000&jitter=0&body=300&calls=3&sessions=1": "140d59d248ed6501",
+    "agent_meta?sessions=1": "ef820fac07309e60",
+    "sysvar?before=1000&after=400&calls=6&sessions=2": "df699c485138f14c",
+    "sysvar?variable=clock&sessions=1": "0d8f6d7c42638e2d",
+    "sysvar?variable=statistics&sessions=1": "00312e7b0058a545",
+    "sysvar?variable=model&sessions=1": "fd521fae7b5b4eb6",
+    "compact?every=6&keep=2&calls=20&sessions=1&summary=100&turn=30&answer=50": "743f267cd8bb3a91",
+    "tool_variants?tools=8&tool=120&variants=3&change=wording&place=start&sessions=1": "1a0df8e4bbb5ce05",
+    "tool_variants?tools=8&tool=120&variants=3&change=wording&place=end&sessions=1": "51f0222ff63886a0",
+    "tool_variants?tools=8&tool=120&variants=3&change=added&place=start&sessions=1": "3eab6295450437e6",
+    "tool_variants?tools=8&tool=120&variants=3&change=added&place=end&sessions=1": "62d6c539b77055ba",
+    "tool_variants?tools=8&tool=120&variants=3&change=removed&place=start&sessions=1": "9c28fa13f1894774",
+    "tool_variants?tools=8&tool=120&variants=3&change=removed&place=end&sessions=1": "1f54f7121084e094",
+    "tool_variants?history=kept&tools=5&calls=4&sessions=1": "c886d55015db6e20",
+    "reorder?count=4&calls=4&sessions=3&order=shuffled": "3e84e1f96c8025fd",
+    "reorder?count=4&calls=4&sessions=3&order=rotated": "f1ad9418ff275fd5",
+    "reorder?items=tools&count=5&length=150&calls=6&sessions=1": "962aa6b74a331f21",
+    "reorder?count=2&length=60&calls=6&sessions=1": "89533f8ad1e6497e",
+    "random": "c2bfb0e3ea0fe811",
+}
+"""Every choice of every workload, and a digest of its calls."""
+
+
+@pytest.mark.parametrize("spec", TEXTS)
+def test_texts_stay_as_they_are(spec: str) -> None:
+    """Results in bench/results were measured on these texts, and the README says what repeats in them."""
+    calls = [[call.messages, call.tools, call.completion, call.agent] for call in all_calls(f"gen:{spec}")]
+    assert digest(calls) == TEXTS[spec]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_seed_and_a_tokenizer_decide(spec: str, tokenizer_folder: Path) -> None:
+    options = ("&seed=5", "&seed=6", f"&tokenizer={tokenizer_folder}")
+    first, again = ([digest(list(load(spec + option))) for option in options] for _ in range(2))
+    assert first == again
+    assert len({*first, digest(list(load(spec)))}) == 4
+
+
+def system_parts(spec: str) -> list[tuple[str, ...]]:
+    """The paragraphs of every call's system message."""
+    return [tuple(str(call.messages[0]["content"]).split("\n\n")) for call in all_calls(spec)]
+
+
+def tool_lists(spec: str) -> list[list[str]]:
+    """The tools of every call, each as compact JSON."""
+    return [[json.dumps(tool, separators=(",", ":")) for tool in call.tools or []] for call in all_calls(spec)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer whose tokens are words and punctuation marks."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def num_pieces(text: str) -> int:
+    """What that tokenizer counts."""
+    return len(re.findall(r"\w+|[^\w\s]+", text))
+
+
+@given(size=st.integers(0, 120), seed=st.integers(0, 5))
+@settings(max_examples=30)
+def test_a_tokenizer_makes_lengths_exact(size: int, seed: int, tokenizer_folder: Path) -> None:
+    spec = f"gen:agent_meta?header=30&jitter=0&body={size + 1}&calls=1&sessions=1&seed={seed}"
+    ((header, body),) = system_parts(f"{spec}&tokenizer={tokenizer_folder}")
+    assert num_pieces(header) == 30
+    assert num_pieces(body) == size + 1
+
+
+def test_code_and_tools_follow_a_tokenizer(tokenizer_folder: Path) -> None:
+    """A tool to a word, code to a line."""
+    codes = [make_code(random.Random(seed), 300, load_token_counter(str(tokenizer_folder))) for seed in range(8)]
+    assert all(285 <= num_pieces(code) <= 300 for code in codes)
+    for tools in tool_lists(f"gen:reorder?items=tools&length=90&sessions=2&tokenizer={tokenizer_folder}"):
+        assert all(89 <= num_pieces(tool) <= 91 for tool in tools)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("gen:nothing", r"no generator 'nothing'; allowed are\n  gen:agent_meta: a header that"),
+        ("gen:agent_meta?headers=3", "unknown option 'headers'; allowed are header, jitter, body"),
+        ("gen:agent_meta?jitter=1.5", r"jitter='1\.5': must be a number between 0 and 1"),
+        (
+            "gen:sysvar?variable=date",
+            "variable='date': must be one of clock, statistics, model, all; all is the default",
+        ),
+        (
+            "gen:random?tokenizer=/no",
+            r".*/no/tokenizer\.json does not exist; a folder with a tokenizer\.json is expected",
+        ),
+        ("gen:compact?every=40", "every=40: must be less than calls=40, or nothing is compacted"),
+        ("gen:compact?every=9&keep=8", "keep=8: must be 7 or less with every=9"),
+    ],
+)
+def test_bad_specs(spec: str, message: str) -> None:
+    with pytest.raises(TraceError, match=rf"^{re.escape(spec)}: {message}"):
+        load(spec)
+
+
+def test_an_unknown_name_lists_all() -> None:
+    assert list(SMALL) == list(WORKLOADS), "the tests have every workload"
+    with pytest.raises(TraceError) as caught:
+        load("gen:?calls=1")
+    assert all(f"gen:{name}: {workload.summary}" in str(caught.value) for name, workload in WORKLOADS.items())
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_whole_number_has_a_limit_that_holds(name: str) -> None:
+    for option in list_options(WORKLOADS[name].kind):
+        if limit := re.fullmatch(r"a whole number, (\d+) or more", option.allowed):
+            with pytest.raises(TraceError, match=rf"{option.name}='{int(limit[1]) - 1}': must be {option.allowed}"):
+                load(f"gen:{name}?{option.name}={int(limit[1]) - 1}")
+
+
+README = ROOT / "traces" / "pic_traces" / "README.md"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_catalogue_describes_every_option(name: str) -> None:
+    options = list_options(WORKLOADS[name].kind)
+    assert {option.name for option in options} == set(WORKLOADS[name].kind.__struct_fields__)
+    assert all(option.meaning for option in options)
+    for option in options:
+        if option.default:
+            next(iter(load(f"gen:{name}?{option.name}={option.default}")))
+
+
+def test_the_readme_has_the_tables_of_the_catalogue() -> None:
+    """Where this fails, put what it shows into the README."""
+    wanted = describe_workloads()
+    assert wanted in README.read_text(), wanted
+
+
+def describe_workloads() -> str:
+    """The Markdown tables of all workloads and their options, as the README has them."""
+    shared = [option for option in list_options(Options) if option.is_shared]
+    lines = ["| workload | what changes, what repeats |", "|---|---|"]
+    lines += [f"| `{name}` | {workload.summary} |" for name, workload in WORKLOADS.items()]
+    lines += ["", "| workload | options (default) |", "|---|---|", f"| all | {listed(shared)} |"]
+    for name, workload in WORKLOADS.items():
+        own = [option for option in list_options(workload.kind) if option not in shared]
+        lines.append(f"| `{name}` | {listed(own)} |")
+    return "\n".join(lines)
+
+
+def listed(options: list[Option]) -> str:
+    return "<br>".join(
+        f"`{option.name}`{f' ({option.default})' if option.default else ''} {option.meaning}" for option in options
+    )

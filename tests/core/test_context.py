@@ -1,0 +1,206 @@
+"""A donor's context beside the text before a run: changed fields, the context rule, how near to a prompt's end."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, Path, PlanOptions, Run, Tokens, as_tokens
+from sglang_pic.core.alignment import Aligner
+from sglang_pic.core.context import find_reordered
+from sglang_pic.core.trie import Node
+from tests.helpers.core_builders import index_of, join, plan_of, text
+
+
+@pytest.mark.parametrize(("pinned", "spliced"), [(0, 0), (500, 246), (570, 316), (700, 336)])
+def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: int, spliced: int) -> None:
+    """A block of 400 tokens behind 190 others; the prompt has it behind 600 that the donor lacks, 10 before the end."""
+    block, donor_head, head, question = (text(seed, n) for seed, n in enumerate((400, 190, 600, 10), start=7))
+    index = index_of(join(donor_head, block), config=CoreConfig())
+    plan = plan_of(index, head, block, question, pinned=pinned)
+    assert plan.num_spliced == spliced
+    assert all(run.target_start - run.donor_start == 410 and run.seam_len == 64 for run in plan.runs)
+
+
+MOST = 64
+HEAD, BODY, MORE, END, FOREIGN, OLD, NEW = (text(*each) for each in enumerate((100, 200, 150, 120, 400, MOST, MOST)))
+
+
+def aligner(donor: list[Tokens], prompt: list[Tokens]) -> tuple[Aligner, Node]:
+    """For a path of an index, which ends in the node, and for a prompt."""
+    index, path = ContentIndex(CoreConfig()), join(*donor)
+    index.publish("a", path, [(0, len(path))])
+    trie = index._namespaces["a"].trie
+    return Aligner(trie, join(*prompt), MOST), trie.walk(path)[0]
+
+
+def align(donor: list[Tokens], prompt: list[Tokens], block: Tokens = END) -> tuple[Context, list[tuple[int, int, int]]]:
+    """Context of `block` at the end of both, and each field as length before and span now."""
+    old_len, new_len = (sum(map(len, parts)) for parts in (donor, prompt))
+    known, leaf = aligner([*donor, block], [*prompt, block])
+    found = known.align(leaf, new_len, new_len - old_len)
+    return found.context, [(len(field.old), *field.new) for field in found.fields]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(1, 1), (1, 5), (5, 1), (MOST, MOST), (1, MOST), (0, 3), (3, 0)], ids=lambda n: f"{n}"
+)
+def test_a_small_difference_between_equal_flanks_is_a_changed_field(old: int, new: int) -> None:
+    found = align([HEAD, OLD[:old], BODY], [HEAD, NEW[:new], BODY])
+    assert found == (Context.CHANGED, [(old, 100, 100 + new)])
+
+
+DIFFERENCES = {
+    "several fields of unequal length": (
+        [HEAD, OLD[:2], BODY, OLD[2:9], MORE],
+        [HEAD, NEW[:5], BODY, NEW[5:6], MORE],
+        (Context.CHANGED, [(2, 100, 105), (7, 305, 306)]),
+    ),
+    "a field at the very beginning": ([OLD[:3], BODY], [NEW[:4], BODY], (Context.CHANGED, [(3, 0, 4)])),
+    "a field behind other text": (
+        [HEAD, FOREIGN[:200], BODY, OLD[:2], MORE],
+        [HEAD, FOREIGN[200:], BODY, NEW[:4], MORE],
+        (Context.CHANGED, [(2, 500, 504)]),
+    ),
+    "the same context": ([HEAD, BODY], [HEAD, BODY], (Context.SAME, [])),
+    "another text": ([HEAD, FOREIGN[:200]], [HEAD, FOREIGN[200:]], (Context.OTHER, [])),
+    "nothing else": ([FOREIGN[:200]], [FOREIGN[200:]], (Context.OTHER, [])),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_each_difference_is_what_it_is(name: str) -> None:
+    donor, prompt, found = DIFFERENCES[name]
+    assert align(donor, prompt) == found
+
+
+@pytest.mark.parametrize("length", [MOST // 4 + 1, MOST + 1, 400])
+def test_a_long_text_added_or_taken_away_is_moved_text(length: int) -> None:
+    assert align([HEAD, BODY], [HEAD, FOREIGN[:length], BODY]) == (Context.MOVED, [])
+    assert align([HEAD, FOREIGN[:length], BODY], [HEAD, BODY]) == (Context.MOVED, [])
+
+
+def test_a_field_in_front_of_documents_in_another_order_is_found_for_each_of_them() -> None:
+    for first, second in ((BODY, MORE), (MORE, BODY)):
+        context, fields = align([HEAD, OLD[:3], first], [HEAD, NEW[:3], second, first])
+        assert context is Context.CHANGED
+        assert fields[0][1] == 100
+
+
+def test_what_is_known_of_a_path_serves_a_run_further_on() -> None:
+    known, leaf = aligner([HEAD, OLD[:2], BODY, OLD[2:5], MORE], [HEAD, NEW[:2], BODY, NEW[2:5], MORE])
+    first = known.align(leaf, 150, 0)
+    work = known.work
+    again = known.align(leaf, 400, 0)
+    assert [field.new for field in first.fields] == [(100, 102)]
+    assert [field.new for field in again.fields] == [(100, 102), (302, 305)]
+    assert known.align(leaf, 420, 0).fields == again.fields
+    assert known.work - work < 3 * 1_000
+
+
+DONORS = [Path("a", [as_tokens(range(start, start + 10_000))]) for start in range(4)]
+
+
+def run(target_start: int, donor_start: int, num: int, donor: int = 0, context: Context = Context.MOVED) -> Run:
+    """Of so many tokens, from one of the donors."""
+    return Run(
+        target_start=target_start,
+        target_end=target_start + num,
+        donor_start=donor_start,
+        donor=DONORS[donor],
+        seam_len=0,
+        context=context,
+    )
+
+
+RUNS = {
+    "in order": ([run(100, 0, 300), run(500, 400, 300), run(900, 900, 300)], "..."),
+    "two changed sides": ([run(100, 500, 300), run(500, 100, 300), run(900, 900, 300)], "xx."),
+    "short ones changed sides with a long one": (
+        [run(100, 900, 50), run(200, 0, 800), run(1100, 1000, 50)],
+        "x..",
+    ),
+    "a quarter of the long one": ([run(100, 900, 200), run(400, 0, 800)], "xx"),
+    "another donor's place does not count": ([run(100, 500, 300), run(500, 100, 300, 1)], ".."),
+}
+OTHERS = [run(100 + 400 * i, 900 - 100 * i, 300, i, Context.OTHER) for i in range(3)]
+RUNS |= {
+    "pieces of three other prompts": (OTHERS, "xxx"),
+    "pieces of two": (OTHERS[:2], ".."),
+    "pieces of three that are less than half": ([*OTHERS, run(2000, 0, 900, 3)], "...."),
+    "pieces of three that are more": ([*OTHERS, run(2000, 0, 899, 3)], "xxx."),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_text_that_a_prompt_puts_together_anew(name: str) -> None:
+    runs, anew = RUNS[name]
+    assert find_reordered(runs) == [each == "x" for each in anew]
+
+
+SHARED, ASKED, NOW, THEN = (text(*each) for each in ((20, 1500), (21, 900), (22, 700), (23, 700)))
+ALIKE = {
+    "after another header": ([THEN[:40]], [NOW[:60]], False),
+    "after another task": ([SHARED[:100], THEN[:400]], [SHARED[:100], NOW[:400]], True),
+    "after text that is gone": ([SHARED[:300], THEN[:120], SHARED[300:600]], [SHARED[:600]], False),
+    "after more of it": ([SHARED[:300], THEN[:140], SHARED[300:600]], [SHARED[:600]], True),
+    "after new text": ([SHARED[:600]], [SHARED[:600], NOW[:500]], False),
+    "after more new text than old": ([SHARED[:600]], [SHARED[:600], NOW[:700]], True),
+    "after two texts in another order": ([SHARED[:300], SHARED[400:700]], [SHARED[400:700], SHARED[:300]], False),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_near_the_end_a_donor_must_have_read_much_the_same_text(name: str) -> None:
+    old, new, is_other = ALIKE[name]
+    index = index_of(join(*old, ASKED), config=CoreConfig(edit="in_place", reordered="splice"))
+    plan = plan_of(index, *new, ASKED, NOW[-10:])
+    end = max(run.target_end for run in plan.runs)
+    assert plan.end - end == (512 if is_other else 64)
+
+
+@pytest.mark.parametrize(
+    ("order", "spliced"),
+    [
+        ([0, 1, 2, 3], {0, 1, 2, 3}),
+        ([0, 2, 3], {0, 2, 3}),
+        ([1, 0, 2, 3], {2, 3}),
+        ([3, 2, 1, 0], set()),
+        ([2, 3, 0, 1], set()),
+    ],
+)
+def test_documents_in_another_order_are_computed(order: list[int], spliced: set[int]) -> None:
+    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 600, *[400] * 4), start=40))
+    index = index_of(join(head, *texts), config=CoreConfig())
+    prompt = join(new_head, *(texts[i] for i in order), question)
+    for reordered, wanted in (("compute", spliced), ("splice", {*order})):
+        policy = CoreConfig(edit="in_place", reordered=reordered)
+        plan = plan_of(index, prompt, options=PlanOptions(policy=policy))
+        starts = {i: len(new_head) + 400 * at for at, i in enumerate(order)}
+        found = {
+            i for i, at in starts.items() if any(run.target_start < at + 300 < run.target_end for run in plan.runs)
+        }
+        assert found == wanted
+        assert (DropReason.REORDERED in plan.dropped) == (wanted != {*order})
+
+
+def test_a_run_behind_one_that_goes_gets_a_seam() -> None:
+    """It went on in the context of that one."""
+    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 600, *[400] * 3), start=80))
+    moved, kept, last = texts
+    index = index_of(join(head, kept, moved), join(moved[-100:], last), config=CoreConfig(edit="in_place"))
+    prompt = join(new_head, moved, last, kept, question)
+    policies = (CoreConfig(edit="in_place", reordered=each) for each in ("splice", "compute"))
+    found = [plan_of(index, prompt, options=PlanOptions(policy=policy)).runs for policy in policies]
+    assert [[(run.target_start, run.seam_len) for run in runs] for runs in found] == [
+        [(124, 64), (460, 0), (924, 64)],
+        [(524, 64)],
+    ]
+
+
+def test_pinned_rows_may_be_in_any_order() -> None:
+    head, first, second, question = (text(seed, n) for seed, n in enumerate((80, 300, 300, 110), start=70))
+    index = index_of(join(head, first, second), config=CoreConfig())
+    prompt = join(head[:60], second, first, question)
+    for pinned, num_runs in ((0, 0), (680, 2)):
+        options = PlanOptions(policy=CoreConfig(edit="in_place"))
+        assert len(plan_of(index, prompt, options=options, pinned=pinned).runs) == num_runs

@@ -1,0 +1,133 @@
+"""The arithmetic of token arrays, their spans, plans built by hand, and steps of positions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_pic.core import MOST_REUSE, Path, PositionSteps, Span, Tokens, as_tokens, common_len, intersect_spans
+from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
+from sglang_pic.core.spans import merge_spans, subtract_spans
+from sglang_pic.core.tokens import common_suffix_len, require_tokens
+from tests.helpers.core_builders import index_of, join, plan_of, spans, text
+
+few = st.lists(st.integers(0, 3), max_size=60).map(as_tokens)
+# Longer than the first blocks that are compared.
+long = st.tuples(st.integers(0, 1_500), few).map(lambda parts: np.concatenate([np.full(parts[0], 2, "<i4"), parts[1]]))
+
+
+@given(few | long, few | long)
+def test_common_len_and_common_suffix_len(left: Tokens, right: Tokens) -> None:
+    shortest = min(len(left), len(right))
+    same = common_len(left, right)
+    assert left[:same].tolist() == right[:same].tolist()
+    assert same == shortest or left[same] != right[same]
+    assert common_suffix_len(left[::-1].copy(), right[::-1].copy()) == same
+
+
+@pytest.mark.parametrize("tokens", [np.zeros(4), np.zeros((2, 2), "<i4"), np.zeros(8, "<i4")[::2], np.zeros(3, "<i8")])
+def test_arrays_that_are_not_tokens_are_refused(tokens: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="use as_tokens"):
+        require_tokens(tokens)
+
+
+@st.composite
+def span_lists(draw: st.DrawFn) -> list[Span]:
+    bounds = sorted(draw(st.sets(st.integers(0, 60), max_size=12)))
+    return list(zip(bounds[::2], bounds[1::2], strict=False))
+
+
+any_spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def positions(spans: list[Span]) -> set[int]:
+    return {i for start, end in spans for i in range(start, end)}
+
+
+@given(span_lists(), span_lists(), any_spans, st.integers(0, 60), st.integers(0, 60))
+def test_spans_are_sets(left: list[Span], right: list[Span], loose: list[Span], start: int, end: int) -> None:
+    clipped, rest, merged = intersect_spans(left, start, end), subtract_spans(left, right), merge_spans(loose)
+    assert positions(clipped) == positions(left) & set(range(start, end))
+    assert positions(rest) == positions(left) - positions(right)
+    assert positions(merged) == positions(loose)
+    for found in (clipped, rest, merged):
+        assert found == sorted(found)
+        assert all(a < b for a, b in found)
+    assert all(first[1] < second[0] for first, second in pairwise(merged)), "merged spans touch"
+
+
+PATH = Path("a", [as_tokens(range(300)), as_tokens(range(300, 1_000))])
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    bounds = sorted(draw(st.sets(st.integers(0, 200), min_size=2, max_size=14)))
+    prefix_len, *inner, end = bounds
+    runs = tuple(
+        Run(target_start=a, target_end=b, donor_start=draw(st.integers(0, 500)), donor=PATH, seam_len=0)
+        for a, b in zip(inner[::2], inner[1::2], strict=False)
+    )
+    return Plan(prefix_len=prefix_len, end=end, runs=runs)
+
+
+@given(plans())
+def test_runs_and_gaps_partition_the_request(plan: Plan) -> None:
+    covered = sorted([*plan.gaps, *spans(plan)])
+    assert [position for a, b in covered for position in range(a, b)] == list(range(plan.prefix_len, plan.end))
+    assert plan.num_spliced + plan.num_computed == plan.end - plan.prefix_len
+    assert plan.num_computed == sum(b - a for a, b in plan.gaps)
+
+
+@given(plans(), st.data())
+def test_clipping_ends_runs_early_and_computes_the_last_token(plan: Plan, data: st.DataObject) -> None:
+    end = data.draw(st.integers(plan.prefix_len + 1, plan.end))
+    clipped = plan.clip(end)
+    assert (clipped.prefix_len, clipped.end) == (plan.prefix_len, end)
+    assert clipped.gaps[-1][1] == end
+    spliced = {p: p - run.shift for run in plan.runs for p in range(run.target_start, run.target_end)}
+    kept = {p: p - run.shift for run in clipped.runs for p in range(run.target_start, run.target_end)}
+    assert kept == {p: donor for p, donor in spliced.items() if p < end - 1}
+
+
+@given(plans(), st.integers(0, 200), st.sampled_from([1, 4, 16]))
+def test_a_cut_is_the_furthest_that_the_budget_allows(plan: Plan, budget: int, page_size: int) -> None:
+    end = plan.cut(budget, page_size=page_size)
+    assert plan.prefix_len < end <= plan.end
+    if plan.num_computed <= budget:
+        assert end == plan.end
+        return
+    computed = {p for a, b in plan.gaps for p in range(a, b)}
+    stops = [stop for stop in range(plan.prefix_len + 1, plan.end + 1) if stop % page_size == 0]
+    fits = [stop for stop in stops if len([p for p in computed if p < stop]) <= max(budget, 1)]
+    assert end == (max(fits) if fits else min(plan.end, plan.prefix_len + page_size))
+
+
+@given(st.integers(1, 12), st.integers(0, 3), st.integers(0, 60), st.integers(1, 40), st.integers(-60, 60))
+def test_what_crosses_a_step_is_told_by_each(length: int, offset: int, start: int, count: int, shift: int) -> None:
+    steps, positions = PositionSteps(length, offset), range(max(start, -shift), max(start, -shift) + count)
+    crossed = steps.crossed(positions.start, positions.stop, shift)
+    assert all(begin < end for begin, end in crossed)
+    assert [at for begin, end in crossed for at in range(begin, end)] == [
+        at for at in positions if (at + offset) // length != (at + shift + offset) // length
+    ]
+
+
+def test_a_run_ends_where_its_rows_would_be_in_another_step() -> None:
+    """There its model would scale the attention otherwise: the text goes on in the next run, or is computed."""
+    steps, source = PositionSteps(200, offset=1), text(1, 700)
+    index = index_of(source)
+    options = PlanOptions(policy=MOST_REUSE, steps=(steps,))
+    free = plan_of(index, text(2, 150), source, text(3, 20))
+    assert max(run.num_tokens for run in free.runs) > 500
+    plan = plan_of(index, text(2, 150), source, text(3, 20), options=options)
+    assert len(plan.runs) > 1
+    for run in plan.runs:
+        for at in range(run.donor_start, run.donor_end):
+            assert (at + 1) // 200 == (at + run.shift + 1) // 200
+    none = plan_of(index, text(2, 300), join(source, text(3, 20)), options=options)
+    assert none.runs == ()
+    assert none.dropped[DropReason.POSITION_STEP] > 0

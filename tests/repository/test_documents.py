@@ -1,0 +1,138 @@
+"""The documents: the reference is what the code says, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the tables of what is supported read the kernels' pools")
+from pic_bench.compare.run_folder import load_scenes
+from pic_bench.pages.reference import CLI, OPERATE, PAGE, render
+from pic_bench.report import study
+from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.report.numbers import percent, seconds, times
+from pic_bench.site import conf
+
+from tests.conftest import ROOT
+
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "sglang_pic").glob("*.md")),
+    *sorted((ROOT / "bench" / "results").glob("*.md")),
+    *sorted(study.PAGES.glob("*.md")),
+    ROOT / "traces" / "pic_traces" / "README.md",
+    ROOT / "traces" / "pic_traces" / "data" / "README.md",
+    *sorted((ROOT / "sglang_pic" / "site").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("path", [PAGE, OPERATE, CLI], ids=lambda path: path.name)
+def test_generated_tables_are_up_to_date(path: Path) -> None:
+    page = path.read_text()
+    assert render(page) == page, "run `make reference`"
+
+
+@pytest.mark.parametrize(
+    ("page", "most"), [("README.md", 1300), ("sglang_pic/README.md", 1600), ("sglang_pic/OPERATE.md", 1100)]
+)
+def test_pages_that_everybody_reads_are_short(page: str, most: int) -> None:
+    """Figures with their conditions belong into the study, lists into the reference."""
+    assert len((ROOT / page).read_text().split()) <= most
+
+
+@pytest.mark.parametrize("path", sorted(study.PAGES.glob("*.md")), ids=lambda path: path.name)
+def test_tables_of_the_study_are_what_the_records_say(path: Path) -> None:
+    page = path.read_text()
+    assert study.render(page) == page, "run `make study`"
+
+
+def test_every_table_of_the_study_is_shown_on_a_page() -> None:
+    pages = "".join(page.read_text() for page in study.PAGES.glob("*.md"))
+    shown = re.findall(r"<!-- generated: ([a-z0-9-]+) -->", pages)
+    assert sorted(shown) == sorted(study.TABLES)
+
+
+def test_the_study_stays_short() -> None:
+    words = re.findall(r"\S*\w\S*", " ".join(page.read_text() for page in study.PAGES.glob("*.md")))
+    assert len(words) <= 8_000
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    folders = [ROOT / name for name in ("sglang_pic", "kernels", "traces", "bench")]
+    sources = [path for folder in folders for path in folder.rglob("*.py")]
+    used = {name for path in sources for name in re.findall(r'"(SGLANG_PIC_[A-Z_]+)"', path.read_text())}
+    documented = set(re.findall(r"^\| `(SGLANG_PIC_[A-Z_]+)`", PAGE.read_text(), re.MULTILINE))
+    assert used == documented
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            is_web = name.startswith(("http:", "https:"))
+            if not is_web and not (path.exists() and (not anchor or anchor in anchors(path))):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_the_sites_menu_and_sections_are_there() -> None:
+    """Sphinx is not needed to see it; `make site` builds the site and refuses what leads nowhere."""
+    shown = set()
+    for page, menu in conf.TOCTREES.items():
+        names = re.findall(r"^(?!:)(?:.*<)?([\w./-]+)>?$", menu, re.MULTILINE)
+        shown |= {(ROOT / page).parent.joinpath(f"{name}.md").resolve() for name in names if name != "self"}
+    assert shown | {ROOT / "README.md"} == set(PAGES)
+    for page in (ROOT / "sglang_pic" / "site").glob("*.md"):
+        for source, heading in re.findall(r"^<!-- section: (\S+) (.+) -->$", page.read_text(), re.MULTILINE):
+            assert conf.section_of(source, heading, page.parent).strip()
+
+
+def test_links_to_folders_lead_to_what_tells_most() -> None:
+    study_pages = study.PAGES
+    assert conf.file_of(study_pages, "../fidelity-edits") == "../fidelity-edits/report.md"
+    assert conf.file_of(study_pages, "../most-reuse") == "../most-reuse/../README.md"
+    assert conf.file_of(study_pages, "gain.md") == "gain.md"
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    package = ROOT / "sglang_pic"
+    named = re.findall(r"`([\w/]+\.(?:py|toml))`", (package / "README.md").read_text())
+    assert len(named) > 15
+    assert [
+        name for name in named if not any((folder / name).exists() for folder in (package, package / "adapter"))
+    ] == []
+
+
+def test_the_readme_shows_what_the_demo_measured() -> None:
+    readme = (ROOT / "README.md").read_text()
+    block = re.search(r"<!-- demo: begin -->\n(.*?)<!-- demo: end -->", readme, re.DOTALL)
+    assert block is not None
+    assert block[1].strip() == markdown_table(demo_table(ROOT / "bench" / "results" / "demo")).strip()
+
+
+def demo_table(folder: Path) -> Table:
+    """Two rows a scene: stock, and the patched server with the defaults."""
+    header = ["calls", "server", "tokens computed", "median TTFT", "first token as stock's"]
+    table = Table(header, [])
+    for name, run in load_scenes(folder).items():
+        paired = run.summary.paired
+        assert paired is not None
+        later = paired.from_second_call
+        stock, patched = (run.summary.arms[arm].computed_tokens for arm in (paired.baseline, paired.arm))
+        label = "behind a clock" if name.startswith("clock") else "as recorded"
+        table.rows.append([label, "stock", f"{stock:,}", seconds(later.baseline_ttft_p50_s), ""])
+        computed = f"{patched:,} ({percent(paired.computed_tokens_ratio)})"
+        ttft = f"{seconds(later.ttft_p50_s)} ({times(later.ttft_speedup_p50)} faster)"
+        table.rows.append(["", "sglang_pic", computed, ttft, percent(paired.first_token_agreement)])
+    return table
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,204 @@
+"""explain: what the command writes, prints and refuses, and what the page has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pic_traces import load
+from pic_traces.encode import load_encoder
+from pic_traces.session import Call
+
+from sglang_pic.census.simulate import simulate
+from sglang_pic.cli import main
+from sglang_pic.core import CoreConfig
+from sglang_pic.explain import page as page_module
+from sglang_pic.explain.grouping import NUM_EXAMPLES, Findings
+from sglang_pic.explain.page import html_page
+from tests.helpers.explain_fakes import BODY, call_of, chat, prices, serve
+
+
+def find(trace: str) -> Findings:
+    findings = Findings()
+    for outcome in simulate([(trace, load(trace))], load_encoder(None)):
+        findings.add(outcome)
+    return findings
+
+
+def page_of(findings: Findings, title: str = "a title") -> str:
+    return html_page(findings, title, "words", is_exact=False)
+
+
+def page_of_calls(*calls: Call, title: str = "a title") -> str:
+    findings = Findings()
+    for outcome in serve(calls):
+        findings.add(outcome)
+    return page_of(findings, title)
+
+
+def test_losses_add_up() -> None:
+    """A spliced token is after a break, or in a call without one: none is counted twice or left out."""
+    findings = find("sample:opendevin")
+    causes, figures = findings.ranked(), findings.figures
+    recovered = sum(group.total.num_recovered for group in causes)
+    assert recovered + figures.appended_tokens == figures.chunk_tokens > 0
+    for group in causes:
+        assert all(place.num_recovered <= place.num_lost <= place.num_behind for place in group.places)
+        for name in ("num_calls", "num_lost", "num_recovered", "num_behind"):
+            assert getattr(group.total, name) == sum(getattr(place, name) for place in group.places)
+    lost = [group.total.num_lost for group in causes]
+    assert lost == sorted(lost, reverse=True)
+
+
+def test_examples_are_the_calls_that_lost_most_and_their_texts_are_bounded() -> None:
+    findings = Findings()
+    found = [findings.add(outcome) for outcome in simulate([("f", load("gen:sysvar?sessions=3"))], load_encoder(None))]
+    (group,) = (group for group in findings.ranked() if group.total.num_lost)
+    lost = sorted((one.num_lost for one in found if one is not None), reverse=True)
+    assert [one.found.num_lost for one in group.total.examples] == lost[:NUM_EXAMPLES]
+    assert all(len(text) <= 250 for one in found if one is not None for text in (one.old, one.new))
+
+
+def test_what_is_computed_because_of_a_changed_field() -> None:
+    findings = Findings()
+    for outcome in serve(prices("seven", "eight"), CoreConfig(seam_tokens=1, tail_tokens=0)):
+        findings.add(outcome)
+    (example,) = findings.ranked()[0].places[0].examples
+    assert example.num_guarded == outcome.num_guarded == findings.figures.guarded_tokens > 0
+    assert (example.found.old, example.found.new) == (" seven", " eight")
+    assert f"computed because of a changed field: {outcome.num_guarded} tokens" in page_of(findings)
+    assert "computed because of a changed field" not in page_of(find("gen:random?sessions=1"))
+
+
+def test_the_page_names_cause_place_and_remedy_and_is_bounded() -> None:
+    page = page_of(find("sample:opendevin"))
+    assert page == page_of(find("sample:opendevin")), "it is deterministic"
+    places = [part.count('class="place"') for part in page.split('class="cause"')[1:]]
+    assert 0 < max(places) <= page_module._NUM_PLACES
+    assert page.index("Another short field</b>") < page.index("<h2>"), "the first sentence has the worst cause"
+    assert '"state": "' in page.replace("&#34;", '"')
+    assert "<del>in_progress</del> → <ins>completed</ins>" in page
+    assert "In the harness: write counters" in page
+
+
+def test_a_page_without_breaks() -> None:
+    assert "Nothing broke" in page_of(Findings())
+    assert "Nothing broke" in page_of_calls(call_of(chat("You are.", "Hello.")))
+    calls = call_of(chat("One.", "x")), call_of(chat("Two.", "y"), session="t")
+    assert "the text is new" in page_of_calls(*calls)
+
+
+def test_text_is_never_taken_for_markup_and_nothing_can_be_loaded() -> None:
+    evil = "</style><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 }}"
+    texts = [chat(f"{evil} mode {word}.\n{BODY}", evil) for word in ("one", "two")]
+    calls = [call_of(each, evil, session=f"{evil}A", index=at, agent=evil) for at, each in enumerate(texts)]
+    page = page_of_calls(*calls, title=evil)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert page.count("</style>") == 1
+    assert page.count("&lt;script&gt;window.hacked = 1&lt;/script&gt;") > 4
+    assert "default-src 'none'; style-src 'unsafe-inline'" in page
+
+
+SAMPLE = "sample:opendevin"
+Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
+
+
+def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    assert main(["explain", SAMPLE, "gen:sysvar?sessions=1", "--out", str(out)]) == 0
+    assert out.read_text().startswith("<!doctype html>")
+    printed, err = capsys.readouterr()
+    assert err == ""
+    lines = printed.splitlines()
+    assert lines[0].startswith("56 calls, ")
+    assert lines[2].split() == ["lost", "recovered", "calls", "what", "broke", "the", "prefix", "worst", "place"]
+    assert "A clock or a date" in lines[3], "worst first"
+    assert "In the harness: write the time into the last user message" in printed
+    assert lines[-1].startswith(f"page: {out} (")
+    assert re.fullmatch(r"[\d,]+ +[\d,]+ +[\d,]+ .*", lines[3]), "a narrow terminal cuts no figure"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_terminals_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = "The quick brown fox jumps over the lazy dog. " * 100
+    calls = [[{"role": "system", "content": f"\x1b]0;evil\x07 \x9b2J {n} {shared}"}] for n in range(3)]
+    log = tmp_path / "secret-folder" / "log.jsonl"
+    log.parent.mkdir()
+    log.write_text("".join(json.dumps({"messages": call}) + "\n" for call in calls))
+    out = tmp_path / "page.html"
+    assert main(["explain", str(log), "--out", str(out)]) == 0
+    (tmp_path / "bad\x1b.jsonl").write_text("{")
+    assert main(["census", str(tmp_path / "bad\x1b.jsonl")]) == 1
+    printed = "".join(capsys.readouterr())
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
+    assert printed.count("\\u001b") >= 2
+    assert "secret-folder" not in out.read_text()
+    assert main(["explain", str(log), "--out", "/proc/x.html"]) == 2
+
+
+def test_limits_and_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "page.html"), "--force"]
+    assert main(["explain", SAMPLE, *out, "--limit-calls", "3", "--limit-sessions", "1"]) == 0
+    assert capsys.readouterr().out.startswith("3 calls, ")
+    assert main(["explain", "gen:random?sessions=3", *out]) == 0
+    assert "No break cost tokens" in capsys.readouterr().out
+
+
+def test_page_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    out.write_text("mine")
+    assert main(["explain", SAMPLE, "--out", str(out), "--limit-calls", "1"]) == 2
+    assert out.read_text() == "mine"
+    assert "--force" in capsys.readouterr().err
+    assert main(["explain", SAMPLE, "--out", str(out), "--limit-calls", "1", "--force"]) == 0
+    assert out.read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--out page.html --limit-calls 0", "--limit-calls=0"),
+        ("--out page.html --limit-sessions -2", "--limit-sessions=-2"),
+        (f"{SAMPLE} --out page.html", "named twice"),
+        ("--out no/page.html", "no/page.html"),
+        ("--out .", "is a folder"),
+    ],
+)
+def test_bad_values_are_usage(words: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", SAMPLE, *words.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n', "no text"),
+        ('{"messages": [{"role": "user", "content": "x"}]}\nnot json\n', "log.jsonl:2"),
+    ],
+)
+def test_a_wrong_last_file_is_found_first(text: str, message: str, tmp_path: Path, capsys: Capture) -> None:
+    trace = tmp_path / "log.jsonl"
+    trace.write_text(text)
+    words = ["explain", SAMPLE, str(trace), "--strict", "--out", str(tmp_path / "page.html")]
+    assert main(words) == 1
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ["explain", SAMPLE, "--limit-calls", "1", "--out", str(tmp_path / "page.html")]
+    with monkeypatch.context() as patch:
+        patch.setattr(page_module, "html_page", interrupt)
+        assert main(words) == 130
+    # At the worst moment: everything is written and not yet in its place.
+    monkeypatch.setattr(Path, "replace", interrupt)
+    assert main(words) == 130
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,133 @@
+"""`fix`: what it moves, what it leaves alone, and what it says of the need for splices."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from pic_traces import Call, CallSpec, Message, Session, load
+
+from sglang_pic.cli import main
+from sglang_pic.core import CoreConfig
+from sglang_pic.explain.rewrite import RULES, Rewriter
+from tests.helpers.explain_fakes import serve
+from tests.helpers.explain_patterns import PATTERNS
+
+Capture = pytest.CaptureFixture[str]
+
+
+def sessions_of(calls: Iterable[Call]) -> list[Session]:
+    """Calls as sessions: each has a pool of its own messages."""
+    found: dict[str, tuple[list[Message], list[CallSpec]]] = {}
+    for call in calls:
+        pool, specs = found.setdefault(call.session_id, ([], []))
+        start = len(pool)
+        pool += [*call.messages, call.completion]
+        specs.append(CallSpec(spans=((start, len(pool) - 1),), completion=len(pool) - 1, tools=call.tools))
+    return [Session(session_id=name, source="s", pool=pool, specs=specs) for name, (pool, specs) in found.items()]
+
+
+def rewritten(sessions: list[Session]) -> tuple[list[Session], Counter[str]]:
+    rewriter = Rewriter()
+    rewriter.learn(sessions)
+    return [rewriter.rewrite(session) for session in sessions], +rewriter.num_changed
+
+
+def hits(sessions: list[Session]) -> tuple[float, float]:
+    """Shares of prompt tokens, behind each session's first call, that a prefix cache hits and that splices add."""
+    calls = [call for session in sessions for call in session.calls()]
+    outcomes = list(serve(calls, CoreConfig()))[1:]
+    total = sum(len(outcome.encoded.tokens) for outcome in outcomes)
+    prefix, chunk = (sum(getattr(one, name) for one in outcomes) for name in ("prefix_len", "num_chunk_hit"))
+    return prefix / total, chunk / total
+
+
+MENDED = {
+    "billing header": "head",
+    "session id in front": "head",
+    "clock": "head",
+    "counters in a row": "head",
+    "memories by score": "head",
+    "growing status": "head",
+    "history stamped anew": "history",
+    "stamps stripped": "history",
+    "proxy": "history",
+    "alternating tools": "tools",
+    "keys of tools": "keys",
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_a_pattern_is_mended_and_needs_no_splices_then(name: str) -> None:
+    before = sessions_of(PATTERNS[name][0]())
+    after, changed = rewritten(before)
+    assert MENDED[name] in changed
+    (old, _), (new, spliced) = hits(before), hits(after)
+    assert new > old + 0.1
+    assert spliced < 0.03
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_text_is_lost(name: str) -> None:
+    """Every line of the system prompt stands in the call, or was told in an earlier one; answers stay as they are."""
+    before = sessions_of(PATTERNS[name][0]())
+    after, _ = rewritten(before)
+    for old, new in zip(before, after, strict=True):
+        for one, other in zip(old.calls(), new.calls(), strict=True):
+            assert other.completion == one.completion
+            assert len(other.messages) == len(one.messages)
+            shown = json.dumps(other.messages, ensure_ascii=False)
+            for line in re.findall(r"[^\n]+", str(one.messages[0]["content"])):
+                assert json.dumps(line, ensure_ascii=False)[1:-1].strip() in shown
+
+
+def test_what_is_sound_is_left_alone() -> None:
+    """Also tools whose names and keys are in no order of ours."""
+    before = [session for session in load("sample:agents") if session.source != "opendevin_integration"]
+    after, changed = rewritten(before)
+    assert not changed
+    for old, new in zip(before, after, strict=True):
+        pairs = zip(old.calls(), new.calls(), strict=True)
+        assert all((one.messages, one.tools) == (other.messages, other.tools) for one, other in pairs)
+
+
+def test_a_system_prompt_that_is_a_clock_leaves_no_message_behind() -> None:
+    """Another prompt of another text is no version of it."""
+    sessions = [session for session in load("clock:sample:agents") if session.source == "opendevin_integration"]
+    after, changed = rewritten(sessions)
+    assert set(changed) == {"head"}
+    for old, new in zip(sessions, after, strict=True):
+        for one, other in zip(old.calls(), new.calls(), strict=True):
+            assert [message["role"] for message in one.messages] == ["system", "user"]
+            assert [message["role"] for message in other.messages] == ["user"]
+            assert str(one.messages[0]["content"]) in str(other.messages[0]["content"])
+
+
+def test_the_file_has_the_requests_and_the_report_says_what_for(tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "fixed.jsonl"
+    assert main(["fix", "clock:sample:agents", "--quiet", "--out", str(out)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"The changes alone lift the prefix cache's hits from 0\.6% to 7\d\.\d%", printed)
+    assert f"30 calls: {RULES['head']}" in printed
+    calls = [call for session in load(out) for call in session.calls()]
+    assert len(calls) == 30
+    assert all("Current time" in str(call.messages) for call in calls)
+    assert not any("Current time" in str(call.messages[0]["content"]) for call in calls if len(call.messages) > 2)
+    assert main(["fix", "sample:agents", "--quiet", "--out", str(out)]) == 2
+    assert "exists; name another file, or replace it with --force" in capsys.readouterr().err
+    # What was rewritten has nothing left to mend.
+    assert main(["fix", str(out), "--quiet"]) == 0
+    assert "These rules find nothing to change" in capsys.readouterr().out
+
+
+def test_who_needs_no_plugin_is_told(tmp_path: Path, capsys: Capture) -> None:
+    messages = [{"role": "user", "content": "word " * 200}, {"role": "assistant", "content": "ok"}]
+    lines = [{"messages": [*messages, {"role": "user", "content": f"{n}"}], "session_id": "s"} for n in range(3)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["fix", str(log), "--quiet"]) == 0
+    assert "As it is you do not need this plugin" in capsys.readouterr().out

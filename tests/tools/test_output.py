@@ -1,0 +1,80 @@
+"""Files that verbs write: all or nothing, and never through a link."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pic_bench.out_folder import RunKind, claim_folder, write_json
+from pic_models.store import build
+
+from sglang_pic.cli import main
+from sglang_pic.errors import ConfigError
+from sglang_pic.output import output_path, write_whole
+from tests.helpers.files import files_up_to
+
+VERBS = {
+    "fix": ["fix", "sample:opendevin", "--limit-sessions", "1"],
+    "explain": ["explain", "sample:opendevin", "--limit-sessions", "1"],
+    "export": ["export", "sample:opendevin", "--limit-sessions", "1", "--to", "mooncake"],
+}
+
+
+@pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
+def test_a_verb_writes_all_of_its_file_or_none_and_never_through_a_link(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, target = tmp_path / "out", tmp_path / "target"
+    out.symlink_to(target)
+    assert main([*words, "--out", str(out)]) == 2, "a link to nothing exists, too"
+    assert not target.exists()
+    target.write_text("another's")
+    assert main([*words, "--out", str(out)]) == 2
+    assert main([*words, "--out", str(out), "--force"]) == 0
+    assert (target.read_text(), out.is_symlink()) == ("another's", False)
+    out.write_text("precious")
+    out.chmod(0o600)
+    with files_up_to(100):
+        assert main([*words, "--out", str(out), "--force"]) == 1
+    assert f"error: {out}: File too large" in capsys.readouterr().err
+    assert out.read_text() == "precious"
+    assert main([*words, "--out", str(out), "--force"]) == 0
+    assert out.stat().st_mode & 0o777 == 0o600, "as private as it was"
+    assert sorted(os.listdir(tmp_path)) == ["out", "target"]
+
+
+def test_where_a_file_cannot_be_it_is_not_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for out, why in {
+        "/dev/null": "no regular file",
+        "/dev/stdout": "no regular file",
+        f"{tmp_path}/fifo": "no regular file",
+        str(tmp_path): "is a folder",
+        f"{tmp_path}/none/out": "make it first",
+    }.items():
+        with pytest.raises(ConfigError, match=why):
+            output_path(out, "page", is_forced=True)
+    for path in (tmp_path / "none" / "out", Path("/proc/out")):
+        with pytest.raises(ConfigError, match="cannot be written there"):
+            write_whole(path, b"a")
+    assert main([*VERBS["fix"], "--out", str(tmp_path / ("a" * 300))]) == 1
+
+
+def test_a_folder_of_a_run_is_claimed_with_its_links(tmp_path: Path) -> None:
+    """Also with links to nothing, which a run would write through."""
+    run, out, away = RunKind("k", "run", ("config.json", "a.*", "b", "sub")), tmp_path / "out", tmp_path / "away"
+    away.mkdir()
+    claim_folder(out, run, force=False)
+    write_json(out / "config.json", {"kind": "k"})
+    for name in ("a.x", "b"):
+        (out / name).symlink_to(tmp_path / "nothing")
+    (out / "sub").symlink_to(away)
+    claim_folder(out, run, force=True)
+    assert (os.listdir(out), away.exists()) == ([], True)
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="is a file"):
+        claim_folder(tmp_path / "link", run, force=True)
+    with pytest.raises(ConfigError, match="name a folder that is new"):
+        build(tmp_path / "link", "m", "f", lambda *_: None, lambda _: None)
+    assert not (tmp_path / "nothing").exists()
