@@ -6,7 +6,8 @@ kinds of runs are different (bench/results/study/context.md):
 
 - Text that a prompt has *reordered*: documents sorted otherwise, or each from another prompt. The answer may be in any
   of them, and is wrong more often where they are spliced.
-- Text at the end of a prompt that a donor has read after *another* text: instructions after another task.
+- Text near the end of a prompt that a donor has read after *another* text, such as instructions after another task:
+  its first rows have read most of that text, and the answer reads its last.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, Run
+from sglang_pic.core.spans import Span
 from sglang_pic.core.tokens import Tokens
 
 _MOST_CHANGED_SIDES = 1 / 4
@@ -68,27 +70,36 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
     return reordered.tolist()
 
 
-def other_tail_starts(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[int]:
-    """For each run of a plan the position from which it is not spliced because of its donor's context.
+def after_other_text(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:
+    """For each run of a plan the span of the prompt in which its donor's context lets it be spliced.
 
     Args:
         runs: in order.
         tokens: the prompt.
         last: the end of the prompt, or of the part that may be spliced.
-        num_tail: tokens at the end where no run is spliced whose donor has read another text.
+        num_tail: tokens at the end where no run is spliced whose donor has read another text; if that text ends in
+            the last twice as many, no run is spliced in the first half as many after it either.
 
     Returns:
-        `last - num_tail` for runs after another text, else `last`; O(tokens) in numpy for each run that ends after it.
+        All up to `last` for other runs; O(tokens) in numpy for each run that is looked at.
     """
-    tail_start, starts = last - num_tail, []
+    spans = list[Span]()
     shifts: dict[int, None] = {}
+    donor, start = None, 0
     for run in runs:
         # The last one is the likeliest.
         shifts.pop(run.shift, None)
         shifts[run.shift] = None
-        is_other = run.target_end > tail_start and _is_other(run, tokens, {0, *list(shifts)[-_MOST_SHIFTS:]})
-        starts.append(tail_start if is_other else last)
-    return starts
+        begin = run.target_start - run.seam_len
+        is_near = begin > last - 2 * num_tail
+        if (is_near or run.target_end > last - num_tail) and _is_other(run, tokens, {0, *list(shifts)[-_MOST_SHIFTS:]}):
+            if run.donor is not donor:
+                donor, start = run.donor, begin + num_tail // 2 if is_near else 0
+            spans.append((start, last - num_tail))
+        else:
+            donor = None
+            spans.append((0, last))
+    return spans
 
 
 def _is_other(run: Run, tokens: Tokens, shifts: AbstractSet[int]) -> bool:

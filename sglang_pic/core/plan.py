@@ -54,8 +54,8 @@ class DropReason(Reason):
     SINK = "sink", "The rows are among the first `sink_tokens` positions, of this prompt or of the donor's."
     TAIL = (
         "tail",
-        "The run is in the last `tail_tokens` of the prompt, or in its last `other_tail_tokens` and its donor read "
-        "another text before.",
+        "The run is in the last `tail_tokens` of the prompt; or its donor read another text before, and it is in the "
+        "prompt's last `other_tail_tokens`, or soon after that text and not far from the end.",
     )
 
 
@@ -228,6 +228,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Target position less donor position."""
         return self.target_start - self.donor_start
 
+    def part(self, start: int, end: int) -> Run:
+        """The run's tokens `[start, end)` of the prompt; what is left out in front of them is seam."""
+        if (start, end) == (self.target_start, self.target_end):
+            return self
+        return msgspec.structs.replace(
+            self,
+            target_start=start,
+            target_end=end,
+            donor_start=start - self.shift,
+            seam_len=self.seam_len + start - self.target_start,
+        )
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How `[prefix_len, end)` of a prompt is served: runs are spliced, everything between them is computed.
@@ -333,7 +345,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for run in self.runs:
             _, stop = whole_part(whole, run.target_start, min(run.target_end, end - 1))
             if stop > run.target_start:
-                runs.append(run if stop == run.target_end else msgspec.structs.replace(run, target_end=stop))
+                runs.append(run.part(run.target_start, stop))
         return msgspec.structs.replace(
             self, end=end, runs=tuple(runs), guarded=tuple(intersect_spans(self.guarded, self.prefix_len, end))
         )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_pic.core import budget, token_loops
-from sglang_pic.core.context import find_reordered, other_tail_starts
+from sglang_pic.core.context import after_other_text, find_reordered
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.lexicon import Lexicon
@@ -25,7 +25,7 @@ from sglang_pic.core.path import Path, PlanPaths
 from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.row_source import RowSource
-from sglang_pic.core.spans import merge_spans
+from sglang_pic.core.spans import Span, merge_spans
 from sglang_pic.core.surplus import hold_whole, limit_gaps, limit_runs, repair_seams
 from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
@@ -385,7 +385,7 @@ class Planner:
         if max_runs is not None and len(runs) > max_runs:
             self._dropped[DropReason.MAX_RUNS] += len(runs) - max_runs
             longest = limit_runs(runs, max_runs)
-            runs = repair_seams(longest, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
+            runs = repair_seams(longest, runs, limits.seam, limits.min_spliced, self._paths)
             if len(runs) < len(longest):
                 self._dropped[DropReason.BELOW_MIN_RUN] += len(longest) - len(runs)
         if max_gaps is not None and len(runs) >= max_gaps:
@@ -395,39 +395,37 @@ class Planner:
         return runs
 
     def _before_tail(self, runs: list[Run], collected: Sequence[Run]) -> list[Run]:
-        """The runs, or their first parts, that may be spliced so near to the prompt's end after the donor's context.
+        """The runs, or their parts, that may be spliced so near to the prompt's end after the donor's context.
 
         Args:
             runs: parts of those that were collected.
             collected: with what the guard computes of them.
         """
-        tails = other_tail_starts(collected, self._tokens, self._limits.stop + 1, self._other_tail)
+        spans = after_other_text(collected, self._tokens, self._limits.stop + 1, self._other_tail)
         starts = [run.target_start for run in collected]
-        ends = [tails[bisect_right(starts, run.target_start) - 1] for run in runs]
-        return self._cut(runs, ends, DropReason.TAIL)
+        return self._cut(runs, [spans[bisect_right(starts, run.target_start) - 1] for run in runs], DropReason.TAIL)
 
     def _in_order(self, runs: list[Run]) -> list[Run]:
         """The runs without those that the prompt has reordered."""
         if not self._computes_reordered:
             return runs
         reordered = find_reordered(runs)
-        ends = [run.target_start if each else self._end for run, each in zip(runs, reordered, strict=True)]
-        return self._cut(runs, ends, DropReason.REORDERED)
+        return self._cut(runs, [(0, 0) if each else (0, self._end) for each in reordered], DropReason.REORDERED)
 
-    def _cut(self, runs: list[Run], ends: Sequence[int], reason: DropReason) -> list[Run]:
-        """The runs up to these positions, or as far as they are pinned, with seams where a run before them was cut."""
+    def _cut(self, runs: list[Run], spans: Sequence[Span], reason: DropReason) -> list[Run]:
+        """The parts of the runs in these spans, or that are pinned, with seams where a run before them was cut."""
         limits, fitting = self._limits, list[Run]()
-        for run, most in zip(runs, ends, strict=True):
-            end = max(most, self._pinned_end(run.donor, run.shift))
-            if end >= run.target_end:
-                fitting.append(run)
-            elif end - run.target_start >= limits.min_spliced:
-                fitting.append(msgspec.structs.replace(run, target_end=end))
+        for run, (first, last) in zip(runs, spans, strict=True):
+            pinned_end = self._pinned_end(run.donor, run.shift)
+            start = run.target_start if pinned_end > run.target_start else max(first, run.target_start)
+            end = min(max(last, pinned_end), run.target_end)
+            if (start, end) == (run.target_start, run.target_end) or end - start >= limits.min_spliced:
+                fitting.append(run.part(start, end))
             else:
                 self._dropped[reason] += 1
         if fitting == runs:
             return runs
-        return repair_seams(fitting, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
+        return repair_seams(fitting, runs, limits.seam, limits.min_spliced, self._paths)
 
     def _holding_whole(self, runs: list[Run]) -> list[Run]:
         """The runs, cut so that each image is inside one run or in none, with seams where a run before them was cut."""
@@ -435,7 +433,7 @@ class Planner:
         if not whole:
             return runs
         while (held := hold_whole(runs, whole, limits.min_spliced)) != runs:
-            repaired = repair_seams(held, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
+            repaired = repair_seams(held, runs, limits.seam, limits.min_spliced, self._paths)
             self._dropped[DropReason.BELOW_MIN_RUN] += len(runs) - len(repaired)
             runs = repaired
         return runs

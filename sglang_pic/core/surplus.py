@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import msgspec
@@ -34,37 +35,30 @@ def hold_whole(runs: list[Run], whole: Sequence[Span], min_spliced: int) -> list
     held: list[Run] = []
     for run in runs:
         start, end = whole_part(whole, run.target_start, run.target_end)
-        if (start, end) == (run.target_start, run.target_end):
-            held.append(run)
-        elif end - start >= min_spliced:
-            seam_len = run.seam_len + start - run.target_start
-            held.append(
-                msgspec.structs.replace(
-                    run, target_start=start, target_end=end, donor_start=start - run.shift, seam_len=seam_len
-                )
-            )
+        if (start, end) == (run.target_start, run.target_end) or end - start >= min_spliced:
+            held.append(run.part(start, end))
     return held
 
 
-def repair_seams(runs: list[Run], served: int, seam: int, min_spliced: int, paths: PlanPaths) -> list[Run]:
-    """The runs with a seam for each that had none because of a removed run before it.
+def repair_seams(
+    runs: Sequence[Run], before: Sequence[Run], seam: int, min_spliced: int, paths: PlanPaths
+) -> list[Run]:
+    """The runs with a seam for each whose run before it was removed or shortened at its end.
 
     Args:
-        runs: in order.
-        served: where the exact prefix ends.
+        runs: in order, parts of those in `before`.
+        before: the runs of which some were removed or shortened.
         seam: tokens of a seam.
         min_spliced: fewest tokens of a run after its seam; shorter runs are removed.
         paths: says which runs are exact and need no seam.
     """
     repaired: list[Run] = []
-    for each in runs:
-        run, start = each, each.target_start
-        if run.seam_len < seam and start != served and not paths.is_exact(start, run.shift, run.donor):
-            if run.num_tokens - seam < min_spliced:
-                continue
-            run = msgspec.structs.replace(
-                run, target_start=start + seam, donor_start=run.donor_start + seam, seam_len=seam
-            )
-        repaired.append(run)
-        served = run.target_end
+    starts = [run.target_start for run in before]
+    for run in runs:
+        start, at = run.target_start, bisect_right(starts, run.target_start) - 1
+        follows = at == 0 or (repaired and repaired[-1].target_end == before[at - 1].target_end)
+        if follows or run.seam_len >= seam or paths.is_exact(start, run.shift, run.donor):
+            repaired.append(run)
+        elif run.num_tokens - seam >= min_spliced:
+            repaired.append(msgspec.structs.replace(run.part(start + seam, run.target_end), seam_len=seam))
     return repaired

@@ -154,8 +154,25 @@ def test_near_the_end_a_donor_must_have_read_much_the_same_text(name: str) -> No
     old, new, is_other = ALIKE[name]
     index = index_of(join(*old, ASKED), config=CoreConfig(edit="in_place", reordered="splice"))
     plan = plan_of(index, *new, ASKED, NOW[-10:])
-    end = max(run.target_end for run in plan.runs)
-    assert plan.end - end == (512 if is_other else 64)
+    asked = [run for run in plan.runs if run.target_end > sum(map(len, new))]
+    start, end = asked[0].target_start - sum(map(len, new)), plan.end - asked[-1].target_end
+    assert end == (512 if is_other else 64)
+    # A run that begins before it is further from the end than the first 256 tokens matter.
+    assert start < 0 or start == (256 if is_other else 64)
+
+
+def test_after_another_text_that_is_far_from_the_end_only_the_end_is_computed() -> None:
+    far = text(24, 1500)
+    index = index_of(join(THEN[:400], far), config=CoreConfig(edit="in_place"))
+    (run,) = plan_of(index, NOW[:400], far, NOW[-10:]).runs
+    assert (run.target_start, run.target_end) == (400 + 64, 400 + 1500 + 10 - 512)
+
+
+def test_after_another_text_each_token_is_computed_once_for_all_runs_of_a_donor() -> None:
+    """The window reaches into the second of two runs, which a short text divides that the donor lacks."""
+    index = index_of(join(THEN[:400], ASKED[:200], ASKED[200:]), config=CoreConfig(edit="in_place"))
+    runs = plan_of(index, NOW[:400], ASKED[:200], NOW[600:640], ASKED[200:], NOW[-10:]).runs
+    assert [run.target_start for run in runs] == [400 + 200 + 40 + 64]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +202,7 @@ def test_documents_in_another_order_are_computed(order: list[int], spliced: set[
 
 def test_a_run_behind_one_that_goes_gets_a_seam() -> None:
     """It went on in the context of that one."""
-    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 600, *[400] * 3), start=80))
+    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 700, *[400] * 3), start=80))
     moved, kept, last = texts
     index = index_of(join(head, kept, moved), join(moved[-100:], last), config=CoreConfig(edit="in_place"))
     prompt = join(new_head, moved, last, kept, question)
