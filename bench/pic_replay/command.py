@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+from pic_traces.custom import add_reader_argument
 from pic_traces.errors import OptionError
 from pic_traces.session import JsonValue
 from pic_traces.source import TRACE_HELP
@@ -20,6 +21,7 @@ from sglang_pic.arguments import API_KEY, secret
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the replay's arguments to a parser."""
     parser.add_argument("trace", metavar="TRACE", help=TRACE_HELP)
+    add_reader_argument(parser)
     parser.add_argument("--base-url", required=True, metavar="URL", help="the server, e.g. http://127.0.0.1:30000")
     parser.add_argument("--out", required=True, metavar="DIR", help="run folder to write")
     parser.add_argument("--sessions", type=int, default=1, metavar="N", help="sessions side by side (default: 1)")

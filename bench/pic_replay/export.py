@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pic_traces.custom import add_reader_argument, use_reader
 from pic_traces.encode import load_encoder
 from pic_traces.errors import OptionError
 from pic_traces.session import Session
@@ -35,6 +36,7 @@ Row = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic export`."""
     parser.add_argument("source", metavar="TRACE|RUN", help=f"{TRACE_HELP}; with --to aiperf a folder of a replay")
+    add_reader_argument(parser)
     parser.add_argument("--to", required=True, choices=_FORMS, help="the form to write")
     parser.add_argument("--out", required=True, metavar="FILE", help="the JSONL file to write")
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
@@ -62,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     out = output_path(args.out, "JSONL file", is_forced=args.force)
     if args.limit_sessions is not None and args.limit_sessions < 1:
         raise OptionError(f"--limit-sessions={args.limit_sessions}: must be 1 or more; leave it out for all sessions.")
+    use_reader(args.reader)
     if args.to == "aiperf":
         if not Path(args.source).is_dir():
             raise OptionError(f"--to aiperf: {args.source!r} is no folder; give a run's with requests.jsonl.")

@@ -30,6 +30,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     schema_version: int = 1
     trace: str
+    reader: str | None = None
     base_url: str
     out: str
     sessions: int = 1

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import get_args
 
 from pic_traces import Session, load
+from pic_traces.custom import add_reader_argument, use_reader
 from pic_traces.encode import model_folder
 from pic_traces.logs import Passed
 from pic_traces.source import TRACE_HELP
@@ -23,8 +24,9 @@ from sglang_pic.errors import ConfigError
 
 
 def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP) -> None:
-    """Add FILE, --tokenizer, --strict, --limit-sessions and --quiet."""
+    """Add FILE, --reader, --tokenizer, --strict, --limit-sessions and --quiet."""
     parser.add_argument("files", nargs="+", metavar="FILE", help=files)
+    add_reader_argument(parser)
     parser.add_argument(
         "--tokenizer",
         metavar="MODEL",
@@ -76,10 +78,11 @@ def policy_of(args: argparse.Namespace) -> CoreConfig:
 
 
 def check_inputs(args: argparse.Namespace) -> None:
-    """Check the arguments.
+    """Check the arguments, and have files read by --reader.
 
     Raises:
         ConfigError: a limit is not positive, or a file is named twice.
+        OptionError: --reader names no function.
     """
     for name in ("limit_sessions", "limit_calls"):
         value = getattr(args, name, None)
@@ -88,11 +91,12 @@ def check_inputs(args: argparse.Namespace) -> None:
     for file in args.files:
         if args.files.count(file) > 1:
             raise ConfigError(f"FILE={file!r}: is named twice; name it once, or all of it would count as prefix hits.")
+    use_reader(args.reader)
 
 
 def read_sessions(file: str, limit: int | None, passed: Passed | None = None) -> Iterator[Session]:
     """The first `limit` sessions of a file, or all if None; `passed` collects the skipped lines."""
-    return islice(load(file, passed or Passed()), limit)
+    return islice(load(file, passed or Passed(is_checked=False)), limit)
 
 
 def with_progress(outcomes: Iterable[Outcome], num_calls: int, *, quiet: bool) -> Iterator[Outcome]:

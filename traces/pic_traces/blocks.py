@@ -15,11 +15,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from pic_traces.custom import has_reader
 from pic_traces.errors import TraceError
 from pic_traces.lines import Line, read_first_bytes, read_objects
 from pic_traces.session import Spans, spans_of
 
-_MOONCAKE_BLOCK = 512
+# Tokens a block; Qwen-Bailian's traces have Mooncake's keys and smaller blocks.
+_MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16
 _PEEK_BYTES = 4096
 # A few bytes of a trace can claim any number of blocks; no context that is served has as many.
 _MAX_BLOCKS = 1 << 20
@@ -33,6 +35,7 @@ class BlockFormat(Enum):
         "prefix hits only: an id names a block together with everything before it, so text that moved has other ids; "
         "answers are known from the next request on",
     )
+    BAILIAN = ("Qwen-Bailian", MOONCAKE[1])
     WEKA = (
         "WEKA",
         "prefix hits within a trace only: ids are local to a trace, so what traces share is unknown; whether an id "
@@ -91,13 +94,14 @@ class BlockCensus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def recognize_blocks(path: str | Path) -> BlockFormat | None:
-    """The format of a serving trace, by the beginning of its content; None for anything else, also for a folder.
+    """The format of a serving trace, by the beginning of its content; None for anything else, also for a folder or with
+    a reader of the user's.
 
     Raises:
         TraceError: the file cannot be read.
     """
     path = Path(path).expanduser()
-    if not path.is_file():
+    if has_reader() or not path.is_file():
         return None
     head = read_first_bytes(path, _PEEK_BYTES).lstrip()
     if not head.startswith((b"{", b"[")):
@@ -107,7 +111,7 @@ def recognize_blocks(path: str | Path) -> BlockFormat | None:
     # Quotes inside strings are escaped, so text has no keys.
     keys = set(re.findall(rb'(?<!\\)"(\w+)"\s*:', head))
     if {b"input_length", b"hash_ids"} <= keys:
-        return BlockFormat.MOONCAKE
+        return BlockFormat.BAILIAN if b"chat_id" in keys else BlockFormat.MOONCAKE
     if b"requests" in keys and (b"hash_id_scope" in keys or b"block_size" in keys):
         return BlockFormat.WEKA
     return None
@@ -125,7 +129,9 @@ def read_blocks(path: str | Path) -> Iterator[BlockRequest]:
         raise TraceError(f"{path}: no serving trace; Mooncake's, WEKA's and Azure's formats are recognised")
     if kind is BlockFormat.AZURE:
         raise TraceError(f"{path}: an {kind.label} trace says {kind.tells}; use Mooncake's or WEKA's, or request logs")
-    return _read_mooncake(path) if kind is BlockFormat.MOONCAKE else _read_weka(path)
+    if kind is BlockFormat.WEKA:
+        return _read_weka(path)
+    return _read_mooncake(path, _MOONCAKE_BLOCK if kind is BlockFormat.MOONCAKE else _BAILIAN_BLOCK)
 
 
 def prefix_census(path: str | Path) -> BlockCensus:
@@ -180,7 +186,10 @@ def _insert(node: _Node, ids: Iterator[int]) -> int:
 
 # NOTE: unknown keys are let through in what others write.
 class _MooncakeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    timestamp: float
+    # AIPerf's have `delay` in its place from a session's second request on.
+    timestamp: float | None = None
+    delay: float = 0.0
+    session_id: str = ""
     input_length: int
     output_length: int
     hash_ids: list[int]
@@ -202,17 +211,20 @@ class _WekaTrace(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[_WekaRequest]
 
 
-def _read_mooncake(path: Path) -> Iterator[BlockRequest]:
+def _read_mooncake(path: Path, block_size: int) -> Iterator[BlockRequest]:
+    ended: dict[str, float] = {}
     for line in read_objects(path):
         record = line.convert(_MooncakeRequest, "Mooncake request")
-        _check_len(line, record.input_length, len(record.hash_ids), _MOONCAKE_BLOCK)
+        _check_len(line, record.input_length, len(record.hash_ids), block_size)
+        at = ended.get(record.session_id, 0.0) + record.delay if record.timestamp is None else record.timestamp
+        ended[record.session_id] = at
         yield BlockRequest(
             scope="",
             agent=None,
-            t=record.timestamp / 1000,
+            t=at / 1000,
             input_len=record.input_length,
             output_len=record.output_length,
-            block_size=_MOONCAKE_BLOCK,
+            block_size=block_size,
             spans=spans_of(record.hash_ids),
         )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import re
 import zlib
 from collections.abc import Iterator
@@ -18,14 +20,17 @@ from pic_traces.errors import LineError, TraceError
 from pic_traces.session import JsonValue, T
 
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".log", ".traj", ".har", ".yaml", ".yml")
-"""Names of files that are read of a folder, plain or with `.gz` behind."""
+"""Names of files that are read of a folder, plain or packed (`.gz`, `.xz`, `.bz2`)."""
+ROTATED = re.compile(r"(\.[\d_-]+)?(\.(gz|xz|bz2))?$")
+"""What a server puts behind the name of a file that it has filled."""
 
 # What a line or an object takes unpacked; decoded it takes up to 24 times that (empty objects, which nobody records).
 _MAX_LINE_BYTES = 1 << 26
 # A file that is one JSON text is held as text, and decoded item by item.
 _MAX_JSON_BYTES = 1 << 29
 
-_GZIP_MAGIC = b"\x1f\x8b"
+_PACKED = ((b"\x1f\x8b", gzip.open), (b"\xfd7zXZ", lzma.open), (b"BZh", bz2.open))
+_TAR = slice(257, 262), b"ustar"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # How formats begin that are no text, or no JSON, and what helps.
 _OTHER_MAGIC = (
@@ -36,7 +41,9 @@ _OTHER_MAGIC = (
     ),
     (b"\x80", "a pickle (as SGLang's --dump-requests-folder)", "record with --log-requests --log-requests-level 3"),
     (b"(\xb5/\xfd", "zstandard", "unpack it: zstd -d FILE"),
-    (b"PAR1", "a parquet file", "write its rows as JSONL"),
+    (b"PAR1", "a parquet file", "write its rows as JSONL, or read it with --reader"),
+    (b"SQLite format 3", "a SQLite database", "write its rows as JSONL, or read it with --reader"),
+    ((b"\xff\xfe", b"\xfe\xff"), "UTF-16 text (PowerShell's `>`)", "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"),
 )
 # msgspec gives up on JSON that is nested hundreds of levels deep.
 _NOT_JSON = (ValueError, RecursionError)
@@ -54,6 +61,8 @@ class Line(NamedTuple):
     value: dict[str, JsonValue]
     text: str = ""
     """The line as it is, where it is no JSON object; then `value` is empty."""
+    at: int | None = None
+    """When it was written, in nanoseconds since 1970, as what was around it says."""
 
     def error(self, what: str) -> LineError:
         """An error that names this place."""
@@ -81,6 +90,8 @@ def read_lines(path: Path) -> Iterator[Line]:
     for magic, what, remedy in _OTHER_MAGIC:
         if first.startswith(magic):
             raise LineError(f"{path}", f"{what}, which is not read; {remedy}")
+    if first[_TAR[0]] == _TAR[1]:
+        raise LineError(f"{path}", "a tar archive, which is not read; unpack it (tar xf FILE), and name its folder")
     if CASSETTE.match(first):
         yield from _read_cassette(path)
     elif _DOCUMENT.match(first) and not _begins_with_object(path):
@@ -129,7 +140,7 @@ def _begins_with_object(path: Path) -> bool:
         first = first.removeprefix(_BYTE_ORDER_MARK)
         if len(first) > _MAX_LINE_BYTES or _object(first) is None:
             return False
-        return not path.name.endswith((".json", ".json.gz")) or bool(file.read(1 << 16).strip())
+        return ".json" not in path.suffixes or bool(file.read(1 << 16).strip())
 
 
 def _read_lines(path: Path) -> Iterator[Line]:
@@ -144,7 +155,7 @@ def _read_lines(path: Path) -> Iterator[Line]:
                     )
                 if raw.strip():
                     yield _line(path, number, raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw)
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         where = f"{path}" if number == 0 else f"{path}: after line {number}"
         raise TraceError(f"{where}: cannot be read: {error}") from error
 
@@ -217,11 +228,12 @@ def _object(raw: bytes) -> dict[str, JsonValue] | None:
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
 
 
 def _open(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
-        magic = file.read(2)
-    return cast("IO[bytes]", gzip.open(path, "rb")) if magic == _GZIP_MAGIC else path.open("rb")
+        first = file.read(8)
+    unpack = next((opener for magic, opener in _PACKED if first.startswith(magic)), None)
+    return cast("IO[bytes]", unpack(path, "rb")) if unpack else path.open("rb")

@@ -18,6 +18,7 @@ import msgspec
 
 from pic_traces.blocks import recognize_blocks
 from pic_traces.clock import set_clocks, split_clock
+from pic_traces.custom import has_reader
 from pic_traces.data import DATA
 from pic_traces.errors import OptionError, TraceError
 from pic_traces.lines import SUFFIXES
@@ -34,7 +35,7 @@ TRACE_HELP = (
 """Help text of an argument that `load` takes."""
 
 # Servers put the hour behind the names of files that they have filled: `server.log.2026-11-25_22`.
-_LOG_NAME = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})(\.[\d_-]+)?(\.gz)?$")
+_LOG_NAME = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})(\.[\d_-]+)?(\.(gz|xz|bz2))?$")
 
 _STDIN: list[IO[bytes]] = []
 """What stdin held, once it has been read."""
@@ -92,7 +93,7 @@ def short_name(trace: str) -> str:
     if rest == "-":
         return f"{clock}stdin"
     name = PurePath(rest).name
-    for suffix in (".gz", *SUFFIXES):
+    for suffix in (".gz", ".xz", ".bz2", *SUFFIXES):
         name = name.removesuffix(suffix)
     # Names need not be UTF-8, reports are.
     return clock + (name or rest).encode(errors="backslashreplace").decode()
@@ -163,7 +164,7 @@ def _log_files(folder: Path) -> list[Path]:
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=_refuse):
         folders[:] = [name for name in folders if name[0] != "."]
-        found += [Path(root, name) for name in names if name[0] != "." and _LOG_NAME.search(name)]
+        found += [Path(root, name) for name in names if name[0] != "." and (has_reader() or _LOG_NAME.search(name))]
     return sorted(path for path in found if path.is_file())
 
 

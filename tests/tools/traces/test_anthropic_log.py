@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pic_traces.formats.anthropic import to_messages, to_tools
+from pic_traces.formats.anthropic import to_messages
+from pic_traces.formats.parts import to_tools
 from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 

@@ -1,13 +1,15 @@
-"""Claude Code's session files: a line for each block that was sent or answered, each naming the line before it."""
+"""Claude Code's session files, what it prints with `--output-format stream-json`, and pi's session files.
+
+All have a line for each block or message that was sent or answered. In session files it names the line before it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-from pic_traces.formats.anthropic import to_chat
 from pic_traces.formats.bodies import as_object, prompt_tokens_of
+from pic_traces.formats.parts import to_chat
 from pic_traces.formats.reader import Conversation, Dict, Reader
 from pic_traces.lines import Line
 from pic_traces.session import Message, Session
@@ -21,6 +23,8 @@ _KINDS = (
     "progress",
     "file-history-snapshot",
     "queue-operation",
+    "result",
+    "stream_event",
 )
 _SYNTHETIC = "<synthetic>"
 
@@ -35,16 +39,18 @@ class _Node:
     """The id of the response that it is a block of."""
     agent: str | None = None
     prompt_tokens: int | None = None
+    kept: str = ""
+    """Of a compaction of pi's: the first line that stays in the prompt, behind the summary."""
     indices: list[int] = field(default_factory=list)
 
 
 class ClaudeCode(Reader):
     """Implements `Reader`. Each response is a call; it was sent the lines before it, up to the root or a compaction."""
 
-    name = "Claude Code sessions"
+    name = "sessions of Claude Code and pi"
     note = (
-        "Claude Code's session files have neither the system prompt nor the tools; a gateway between Claude Code and "
-        "the model records all of it"
+        "Claude Code's and pi's session files have neither the system prompt nor the tools; a gateway between the "
+        "agent and the model records all of it"
     )
 
     def __init__(self) -> None:
@@ -53,27 +59,38 @@ class ClaudeCode(Reader):
     @staticmethod
     def recognizes(line: Line) -> bool:
         value = line.value
+        if "parentId" in value or (value.get("type") == "session" and "cwd" in value):
+            return "type" in value
         if value.get("type") in ("user", "assistant") and "message" in value:
-            return "uuid" in value or "sessionId" in value
-        return value.get("type") in _KINDS and bool({"sessionId", "leafUuid", "snapshot", "uuid"} & value.keys())
+            return bool({"uuid", "sessionId", "session_id"} & value.keys())
+        return value.get("type") in _KINDS and bool(
+            {"sessionId", "session_id", "leafUuid", "snapshot", "uuid"} & value.keys()
+        )
 
     def take(self, line: Line) -> Iterator[Session]:
         value, message = line.value, as_object(line.value.get("message"))
-        uuid = value.get("uuid")
+        kind = value.get("type")
+        if "parentId" in value:
+            value = {**value, "uuid": value.get("id"), "parentUuid": value["parentId"]}
+            kind = message.get("role")
+            if summary := value.get("summary"):
+                message, kind = {"role": "user", "content": summary}, "user"
+        uuid = value.get("uuid", line.place if message else None)
         if not isinstance(uuid, str):
             return
-        nodes = self._sessions.setdefault(str(value.get("sessionId", line.path.name)), {})
+        nodes = self._sessions.setdefault(str(value.get("sessionId") or value.get("session_id") or line.path.name), {})
         parent = value.get("parentUuid")
         node = _Node(parent if isinstance(parent, str) else None, [])
-        if value.get("isSidechain"):
-            node.agent = str(value.get("agentId") or "subagent")
+        if value.get("isSidechain") or value.get("parent_tool_use_id"):
+            node.agent = str(value.get("agentId") or value.get("parent_tool_use_id") or "subagent")
+        node.kept = str(value.get("firstKeptEntryId") or "")
         nodes.setdefault(uuid, node)
-        if value.get("type") not in ("user", "assistant"):
+        if kind not in ("user", "assistant", "toolResult"):
             return
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | list):
             raise line.error("a line of Claude Code with no message")
         node.messages = [*to_chat(message)]
-        if value["type"] == "assistant" and message.get("model") != _SYNTHETIC:
+        if kind == "assistant" and message.get("model") != _SYNTHETIC:
             node.answer = str(message.get("id") or uuid)
             node.prompt_tokens = prompt_tokens_of(message)
         return
@@ -83,9 +100,11 @@ class ClaudeCode(Reader):
         """The sessions of the file."""
         for session_id, nodes in self._sessions.items():
             if not any(node.parent for node in nodes.values()):
-                # Some writers name no parents: then it is the line before.
-                for before, uuid in pairwise(nodes):
-                    nodes[uuid].parent = before
+                # Some writers name no parents: then it is the agent's line before.
+                last: dict[str | None, str] = {}
+                for uuid, node in nodes.items():
+                    node.parent = last.get(node.agent)
+                    last[node.agent] = uuid
             conversation = Conversation(session_id)
             blocks: dict[str, list[_Node]] = {}
             # Results of calls that were made side by side do not stand in one chain.
@@ -111,11 +130,17 @@ class ClaudeCode(Reader):
         first = parts[0]
         first.indices = [conversation.add(_joined([message for part in parts for message in part.messages]))]
         prompt: list[int] = []
-        node, seen = nodes.get(first.parent or ""), 0
-        while node is not None and seen <= len(nodes):
+        summary, kept = list[int](), ""
+        at, seen = first.parent or "", 0
+        while (node := nodes.get(at)) is not None and seen <= len(nodes):
             beside = results.get(node.answer, []) if node.indices and node.answer else []
-            prompt[:0] = [*node.indices, *(index for index in beside if _is_result(conversation, index, prompt))]
-            node, seen = nodes.get(node.parent or ""), seen + 1
+            here = [*node.indices, *(index for index in beside if _is_result(conversation, index, prompt))]
+            if node.kept and not kept:
+                summary, kept = here, node.kept
+            elif not node.kept:
+                prompt[:0] = here
+            at, seen = "" if at == kept else node.parent or "", seen + 1
+        prompt[:0] = summary
         tokens = next((part.prompt_tokens for part in parts if part.prompt_tokens), None)
         conversation.call(prompt, first.indices[0], agent=first.agent, prompt_tokens=tokens)
 

@@ -10,6 +10,7 @@ from pic_traces.formats.bodies import as_object, as_objects
 from pic_traces.formats.chat import Chat
 from pic_traces.formats.reader import Dict, Reader, Request, conversation_of
 from pic_traces.formats.responses import Responses
+from pic_traces.formats.times import time_of
 from pic_traces.lines import Line
 
 
@@ -25,7 +26,7 @@ class _Exchanges(Reader):
         """The calls; a damaged one is refused after all others were given."""
         found, damaged = 0, list[LineError]()
         for exchange in self._exchanges(line.value):
-            one = line._replace(value=_without_error(exchange))
+            one = line._replace(value=exchange)
             reader = next((reader for reader in self._readers if reader.recognizes(one)), None)
             if reader is None:
                 continue
@@ -34,6 +35,7 @@ class _Exchanges(Reader):
                 for request in reader.take(one):
                     assert isinstance(request, Request)
                     request.session = request.session or conversation_of(request.messages)
+                    request.at = time_of(exchange)
                     yield request
             except LineError as error:
                 damaged.append(error)
@@ -76,13 +78,6 @@ class Vcr(_Exchanges):
 
     def _exchanges(self, value: Dict) -> list[Dict]:
         return as_objects(value.get("interactions") or value.get("http_interactions"))
-
-
-def _without_error(exchange: Dict) -> Dict:
-    """The exchange; without its response where this is an error of HTTP, which is no answer."""
-    status = as_object(exchange.get("response")).get("status")
-    code = as_object(status).get("code") if isinstance(status, dict) else status
-    return {**exchange, "response": None} if isinstance(code, int) and code >= 400 else exchange
 
 
 def _decoded(text: str) -> str:

@@ -31,7 +31,8 @@ class LiteLLM(Reader):
     def take(self, line: Line) -> Iterator[Request]:
         """One row; the client's own body is taken where it was stored, because it has the tools."""
         row = {**line.value, "messages": line.value.get("messages") or None}
-        body = find_body(as_object(row.get("proxy_server_request")), _has_messages) or row
+        found = find_body(as_object(row.get("proxy_server_request")), _has_messages)
+        body = found.body if found else row
         texts = f"{body.get('messages')}"
         if _CUT in texts:
             raise TraceError(
@@ -53,5 +54,5 @@ class LiteLLM(Reader):
         yield request_of(line, body, find_answer(row))
 
 
-def _has_messages(value: Dict) -> bool:
-    return bool(value.get("messages"))
+def _has_messages(value: Dict) -> Dict | None:
+    return value if value.get("messages") else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import ClassVar, cast
 
 import msgspec
@@ -24,6 +25,11 @@ class Request(msgspec.Struct, kw_only=True):
     Args:
         session: what calls of one conversation have in common; None where the log does not say.
         prompt_tokens: as recorded.
+        body: what it was made of, to find what was left unread.
+        at: when it was sent, in nanoseconds; None where the log does not say.
+        mark: an id that only other records of this same call have, too.
+        parent: the `mark` of what made this call; a parent with the same prompt is a record of the same call.
+        is_refused: it was answered with an error.
     """
 
     messages: list[Message]
@@ -32,6 +38,11 @@ class Request(msgspec.Struct, kw_only=True):
     options: Dict = {}
     session: str | None = None
     prompt_tokens: int | None = None
+    body: Dict = {}
+    at: int | None = None
+    mark: str | None = None
+    parent: str | None = None
+    is_refused: bool = False
 
 
 class Reader:
@@ -101,12 +112,29 @@ class Conversation:
 
 
 class Grouping:
-    """Requests put together to sessions, in the order of their first lines; equal messages and tools are held once."""
+    """Requests put together to sessions; equal messages and tools are held once.
+
+    Where all requests have a recorded time, they and their sessions are in the order of these, otherwise in the order
+    in which they were read. Requests that were answered with an error, and second records of a call, are left out.
+    """
 
     def __init__(self) -> None:
-        self._groups: dict[str, list[Request]] = {}
+        self._requests: list[tuple[str, Request]] = []
         self._seen: dict[bytes, JsonValue] = {}
+        self._records: dict[bytes, list[Request]] = {}
         self._num_bytes = 0
+        self.num_refused = self.num_doubled = 0
+
+    @property
+    def has_times(self) -> bool:
+        """Whether recorded times order the requests."""
+        times = {request.at for _, request in self._requests}
+        return None not in times
+
+    @property
+    def num_requests(self) -> int:
+        """How many there are."""
+        return len(self._requests)
 
     def add(self, request: Request, session_id: str) -> None:
         """Take a request of a session.
@@ -114,25 +142,64 @@ class Grouping:
         Raises:
             TraceError: the distinct messages of all requests take more than 4 GiB.
         """
-        request.messages = [self._share(message) for message in request.messages]
+        if request.is_refused:
+            self.num_refused += 1
+            return
+        request.messages, digest = self._shared(request.messages)
         if request.tools is not None:
             request.tools = self._share(request.tools)
-        self._groups.setdefault(session_id, []).append(request)
+        request.body = {}
+        records = self._records.setdefault(digest, [])
+        if same := next((other for other in records if _is_same_call(other, request)), None):
+            self.num_doubled += 1
+            same.answer = same.answer or request.answer
+            same.prompt_tokens = same.prompt_tokens or request.prompt_tokens
+            return
+        records.append(request)
+        self._requests.append((session_id, request))
 
     def sessions(self, source: str) -> Iterator[Session]:
-        """The sessions."""
-        for session_id, requests in self._groups.items():
-            yield _session(session_id, source, requests)
+        """The sessions, in the order of their first requests."""
+        requests = self._requests
+        if self.has_times:
+            times = [request.at or 0 for _, request in requests]
+            # Equal times keep their order, which is the other way round in a log that has the newest first.
+            num_falling = sum(later < sooner for sooner, later in pairwise(times))
+            is_newest_first = num_falling > sum(later > sooner for sooner, later in pairwise(times))
+            requests = sorted(requests[::-1] if is_newest_first else requests, key=lambda one: one[1].at or 0)
+        groups: dict[str, list[Request]] = {}
+        for session_id, request in requests:
+            groups.setdefault(session_id, []).append(request)
+        for session_id, group in groups.items():
+            yield _session(session_id, source, group)
+
+    def _shared(self, messages: list[Message]) -> tuple[list[Message], bytes]:
+        """The messages, equal ones as one object, and a digest of all."""
+        digests = [self._digest(message) for message in messages]
+        whole = hashlib.blake2b(b"".join(digests), digest_size=16).digest()
+        return [cast("Message", self._seen[digest]) for digest in digests], whole
 
     def _share(self, value: T) -> T:
+        return cast("T", self._seen[self._digest(cast("JsonValue", value))])
+
+    def _digest(self, value: JsonValue) -> bytes:
         encoded = msgspec.json.encode(value)
         digest = hashlib.blake2b(encoded, digest_size=16).digest()
         if digest not in self._seen:
-            self._seen[digest] = cast("JsonValue", value)
+            self._seen[digest] = value
             self._num_bytes += len(encoded)
             if self._num_bytes > _MAX_HELD_BYTES:
                 raise TraceError("more than 4 GiB of distinct messages; read the log in parts, or use --limit-sessions")
-        return cast("T", self._seen[digest])
+        return digest
+
+
+def _is_same_call(first: Request, second: Request) -> bool:
+    """Whether two requests with the same messages are records of one call."""
+    if first.mark and second.mark:
+        return first.mark in (second.mark, second.parent) or second.mark == first.parent
+    # Calls of one second may be several; equal answers at one time are one answer.
+    is_exact = first.at is not None and (first.answer is not None or first.at % 10**9 != 0)
+    return is_exact and first.at == second.at and first.answer == second.answer
 
 
 def _session(session_id: str, source: str, requests: list[Request]) -> Session:

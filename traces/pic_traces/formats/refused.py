@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pic_traces.formats.bodies import as_objects
+from pic_traces.formats.bodies import as_objects, is_other_span
 from pic_traces.formats.reader import Dict
 from pic_traces.lines import Line
 
 NO_JSON = "no line of JSON"
 """The reason for any other text, such as what a server writes between the requests that it logs."""
+
+NO_MODEL = "a span of a tool, an agent or a framework, not of a model"
+"""The reason for what tracers write around the calls of models."""
 
 _RECORD = "log the requests instead (bodies of /v1/chat/completions, one a line)"
 
@@ -21,14 +24,24 @@ def refusal(line: Line) -> str:
     found = next((what for is_it, what in _KNOWN if is_it(line.value)), None)
     return found or (
         f"unknown trace format: its keys are {', '.join(sorted(line.value)[:12]) or '(none)'}; expected `messages` (a "
-        "chat request), `messages` and `turns` (a recorded session), or another of the formats of `pic_traces`"
+        "chat request), `messages` and `turns` (a recorded session), or another of the formats of `pic_traces`; "
+        "--reader MODULE:FUNCTION reads any other"
     )
 
 
 _KNOWN: tuple[tuple[Callable[[Dict], bool], str], ...] = (
+    (is_other_span, NO_MODEL),
     (
         lambda value: {"observations", "trace"} <= value.keys() or {"traceId", "type", "startTime"} <= value.keys(),
-        f"a Langfuse export: spans of frameworks, not the calls as they were sent; {_RECORD}",
+        f"a Langfuse export whose generations have no messages; {_RECORD}",
+    ),
+    (
+        lambda value: value.get("error") is not None and not {"messages", "input"} & value.keys(),
+        "an error, without the request that it answers",
+    ),
+    (
+        lambda value: bool({"choices", "candidates"} & value.keys()),
+        "an answer without its request; let the logger write both in one line",
     ),
     (
         lambda value: "eval" in value and bool({"samples", "plan"} & value.keys()),
@@ -51,8 +64,13 @@ _KNOWN: tuple[tuple[Callable[[Dict], bool], str], ...] = (
         "SGLang's --export-metrics-to-file: it has no messages; record with --log-requests --log-requests-level 3",
     ),
     (
-        lambda value: "input" in value,
+        lambda value: isinstance(value.get("input"), str | list) and not as_objects(value["input"]),
         "a request of /v1/embeddings, which has no prompt",
+    ),
+    (
+        lambda value: bool({"input", "inputs"} & value.keys()),
+        "a span or a row with an `input` that has no messages of a form that is known; "
+        f"{_RECORD}, or read it with --reader",
     ),
 )
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 
-from pic_traces.formats.bodies import as_object, as_objects, find_answer, find_body, prompt_tokens_of, session_of
+from pic_traces.formats import parts
+from pic_traces.formats.bodies import (
+    as_object,
+    as_objects,
+    find_answer,
+    find_body,
+    is_other_span,
+    mark_of,
+    prompt_tokens_of,
+    session_of,
+    was_refused,
+)
+from pic_traces.formats.chat import tools_of
 from pic_traces.formats.reader import Dict, Reader, Request
 from pic_traces.formats.stream import joined
+from pic_traces.formats.times import time_of
 from pic_traces.lines import Line
 from pic_traces.session import JsonValue, Message
 
@@ -27,10 +39,12 @@ class Responses(Reader):
 
     @staticmethod
     def recognizes(line: Line) -> bool:
-        return find_body(line.value, _is_responses) is not None
+        return not is_other_span(line.value) and find_body(line.value, _responses_body) is not None
 
     def take(self, line: Line) -> Iterator[Request]:
-        body = find_body(line.value, _is_responses) or {}
+        if (found := find_body(line.value, _responses_body)) is None:
+            return
+        line, body = line._replace(value=found.around), found.body
         answer = as_object(joined(find_answer(line.value)))
         earlier = body.get("previous_response_id")
         if isinstance(earlier, str) and earlier not in self._items:
@@ -50,17 +64,22 @@ class Responses(Reader):
         yield Request(
             messages=messages,
             answer=next(iter(to_messages(output)), None),
-            tools=to_tools(body.get("tools")),
+            tools=parts.to_tools(tools_of(line, body)),
             session=session_of(line.value, body),
             prompt_tokens=prompt_tokens_of(answer, line.value),
+            body=body,
+            at=time_of(line.value, answer),
+            mark=mark_of(line.value),
+            is_refused=was_refused(line.value, line.value.get("response"), answer),
         )
 
 
-def _is_responses(value: Dict) -> bool:
+def _responses_body(value: Dict) -> Dict | None:
     asked = value.get("input")
     if isinstance(asked, str):
-        return any(key in value for key in _OWN_KEYS)
-    return bool(as_objects(asked)) and all("role" in item or "type" in item for item in as_objects(asked))
+        return value if any(key in value for key in _OWN_KEYS) else None
+    is_body = bool(as_objects(asked)) and all("role" in item or "type" in item for item in as_objects(asked))
+    return value if is_body else None
 
 
 def to_messages(items: Iterable[Dict]) -> list[Message]:
@@ -81,46 +100,25 @@ def to_message(item: Dict) -> Message | None:
     """One item as a chat message; None for what no prompt shows (a thought without text, a search on the server)."""
     kind = item.get("type", "message")
     if kind in _CALLS:
-        arguments = item.get("arguments")
         if kind == "custom_tool_call":
-            arguments = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
-        elif kind == "local_shell_call":
-            arguments = json.dumps(item.get("action"))
-        function = {"name": item.get("name", kind), "arguments": arguments}
-        call: JsonValue = {"id": item.get("call_id") or item.get("id"), "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+            item = {**item, "arguments": parts.as_text({"input": item.get("input") or ""})}
+        return {"role": "assistant", "content": "", "tool_calls": [parts.call_of({"name": kind, **item})]}
     if kind in _OUTPUTS:
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _output(item.get("output"))}
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(parts.output_of(item))}
     if kind == "reasoning":
-        parts = as_objects(item.get("summary")) or as_objects(item.get("content"))
-        thought = "\n".join(text for part in parts if isinstance(text := part.get("text"), str) and text)
+        thoughts = as_objects(item.get("summary")) or as_objects(item.get("content"))
+        thought = "\n".join(text for part in thoughts if isinstance(text := part.get("text"), str) and text)
         return {"role": "assistant", "content": "", "reasoning_content": thought} if thought else None
     if kind != "message" or not isinstance(item.get("role"), str):
         return None
     role, content = item["role"], item.get("content")
     if isinstance(content, list):
-        parts = [_part(part) for part in as_objects(content)]
-        content = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else [*parts]
+        shown = [_part(part) for part in as_objects(content)]
+        content = shown[0]["text"] if len(shown) == 1 and "text" in shown[0] else [*shown]
     if role == "developer":
         # As SGLang names them, because templates know no such role.
         role, content = "system", f"Developer instructions:\n{content if isinstance(content, str) else _text(content)}"
     return {"role": role, "content": content}
-
-
-def to_tools(tools: JsonValue) -> list[JsonValue] | None:
-    """Tool schemas in the form of chat requests; what servers run themselves is left out."""
-    found: list[JsonValue] = []
-    for tool in as_objects(tools):
-        if "function" in tool:
-            found.append(tool)
-        elif tool.get("type") == "custom":
-            text: Dict = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-            function: Dict = {"name": tool.get("name"), "description": tool.get("description"), "parameters": text}
-            found.append({"type": "function", "function": function})
-        elif "name" in tool:
-            function = {key: tool.get(key) for key in ("name", "description", "parameters", "strict") if key in tool}
-            found.append({"type": "function", "function": function})
-    return found or None
 
 
 def _joined(first: Message, second: Message) -> Message:
@@ -149,13 +147,6 @@ def _part(part: Dict) -> Dict:
         url = part.get("image_url")
         return {"type": "image_url", "image_url": url if isinstance(url, dict) else {"url": url}}
     return part
-
-
-def _output(output: JsonValue) -> str:
-    if isinstance(output, list):
-        return "".join(str(part.get("text", "")) for part in as_objects(output))
-    content = as_object(output).get("content") if isinstance(output, dict) else output
-    return content if isinstance(content, str) else json.dumps(output)
 
 
 def _text(content: JsonValue) -> str:

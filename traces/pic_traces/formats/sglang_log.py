@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pic_traces.errors import TraceError
-from pic_traces.formats.bodies import as_object, as_objects, prompt_tokens_of
+from pic_traces.formats.bodies import as_object, as_objects, prompt_tokens_of, was_refused
 from pic_traces.formats.chat import request_of
 from pic_traces.formats.reader import Dict, Reader, Request, conversation_of
 from pic_traces.formats.responses import Responses
+from pic_traces.formats.times import parse_time, time_of
 from pic_traces.lines import Line
 from pic_traces.session import JsonValue
 
@@ -34,12 +35,14 @@ class _Event:
     body: Dict = field(default_factory=dict)
     prompt: str = ""
     out: Dict = field(default_factory=dict)
+    at: int | None = None
 
 
 class SGLangLog(Reader):
     """Implements `Reader`. A body has no id: it belongs to the next request received, if its last text is in there."""
 
     name = "SGLang's request log (--log-requests)"
+    is_per_file = False
 
     def __init__(self) -> None:
         self._bodies: deque[tuple[Line, Dict]] = deque()
@@ -55,7 +58,7 @@ class SGLangLog(Reader):
     def take(self, line: Line) -> Iterator[Request]:
         event = _from_json(line) or _from_text(line)
         if event.kind == "openai":
-            self._bodies.append((line, event.body))
+            self._bodies.append((line._replace(at=event.at or parse_time(line.text) or line.at), event.body))
         elif event.kind == "received":
             if self._bodies:
                 self._running[event.rid] = self._bodies.popleft()
@@ -79,7 +82,10 @@ class SGLangLog(Reader):
             (request,) = self._responses.take(line._replace(value=body))
         else:
             raise line.error("a request of another endpoint than chat completions, Messages and Responses")
-        request.prompt_tokens = prompt_tokens_of(finished.out.get("meta_info")) if finished else None
+        meta = as_object(finished.out.get("meta_info")) if finished else {}
+        request.prompt_tokens = prompt_tokens_of(meta)
+        request.is_refused = was_refused(meta.get("finish_reason"))
+        request.at = line.at
         request.session = request.session or conversation_of(request.messages)
         yield request
 
@@ -95,7 +101,7 @@ def _from_json(line: Line) -> _Event | None:
     if event == "request.received.openai":
         if _is_cut(body):
             raise TraceError(f"{line.path}{line.place}: {_LEVEL}")
-        return _Event("openai", body=body)
+        return _Event("openai", body=body, at=time_of(value))
     kind = "finished" if event == "request.finished" else "received"
     return _Event(kind, str(value.get("rid")), prompt=str(body.get("text") or ""), out=as_object(value.get("out")))
 

@@ -1,0 +1,293 @@
+"""A log in any widely used form gives the counts that jinja2 and tokenizers give of its session, or says what to do."""
+
+from __future__ import annotations
+
+import bz2
+import io
+import json
+import lzma
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pic_traces import load
+from pic_traces.custom import use_reader
+from pic_traces.encode import load_encoder
+from pic_traces.encode.encoded import Encoder
+from pic_traces.errors import OptionError, TraceError
+from pic_traces.logs import Passed
+
+from sglang_pic.census.simulate import simulate
+from sglang_pic.cli import main
+from tests.conftest import ROOT
+from tests.helpers.log_forms import FORMS, Call, Form, make_calls, right, write_model
+
+CALLS = make_calls()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "small", CALLS)
+
+
+@pytest.fixture(scope="module")
+def encoder(model: Path) -> Encoder:
+    return load_encoder(str(model))
+
+
+def counted(path: Path, encoder: Encoder, passed: Passed | None = None) -> list[tuple[int, int]]:
+    """Prompt tokens and prefix hits of each call of a log."""
+    sessions = list(load(path, passed or Passed()))
+    return [(len(one.encoded.tokens), one.prefix_len) for one in simulate([("log", sessions)], encoder)]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_form_is_counted_as_its_session(form: Form, model: Path, encoder: Encoder, tmp_path: Path) -> None:
+    path = tmp_path / form.name
+    path.write_text(form.write(CALLS))
+    passed = Passed()
+    found = counted(path, encoder, passed)
+    expected = right(model, form.seen(CALLS), answers="answers" not in form.lacks)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    # A turn's end is kept without the line end behind it.
+    assert all(abs(hit - other) <= 2 for (_, hit), (_, other) in zip(found, expected, strict=True)), (found, expected)
+    assert "not read" not in (passed.summary() or "")
+
+
+def write_lines(path: Path, *values: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(value)}\n" for value in values))
+    return path
+
+
+def logged(call: Call, **fields: Any) -> dict[str, Any]:
+    return {"session_id": "s", "request": call.body, "response": call.response, **fields}
+
+
+def sglang_events(call: Call) -> list[str]:
+    """What `--log-requests-format json` writes of a call: when it arrived, and when it was answered."""
+    clock = call.clock.rstrip("Z")
+    begin = f"[{clock.replace('T', ' ')}] "
+    body = {"timestamp": clock, "event": "request.received.openai", "obj": call.body}
+    received = {"timestamp": clock, "event": "request.received", "rid": f"{call.number}", "obj": {}}
+    out = {"text": call.answer["content"], "meta_info": {"prompt_tokens": 9}}
+    finished = {**received, "event": "request.finished", "out": out}
+    return [begin + json.dumps(one) for one in (body, received, finished)]
+
+
+def test_a_rotated_log_is_read_in_the_order_of_its_times(encoder: Encoder, tmp_path: Path) -> None:
+    """By name `server.log` with the newest lines comes first; a call may be answered in the next file."""
+    rows = [row for call in CALLS for row in sglang_events(call)]
+    whole = tmp_path / "whole.log"
+    whole.write_text("\n".join(rows))
+    folder = tmp_path / "rotated"
+    folder.mkdir()
+    for name, part in (("server.log.2", rows[:4]), ("server.log.1", rows[4:5]), ("server.log", rows[5:])):
+        (folder / name).write_text("\n".join(part))
+    passed = Passed()
+    assert counted(folder, encoder, passed) == counted(whole, encoder)
+    assert passed.notes == ["calls are in the order of their recorded times"]
+
+
+def test_without_times_the_order_is_said(encoder: Encoder, tmp_path: Path) -> None:
+    for name, call in zip(("a.jsonl.2", "a.jsonl.1", "a.jsonl"), CALLS, strict=True):
+        response = {key: value for key, value in call.response.items() if key != "created"}
+        write_lines(tmp_path / name, {"session_id": "s", "request": call.body, "response": response})
+    passed = Passed()
+    assert [tokens for tokens, _ in counted(tmp_path, encoder, passed)] == [336, 445, 553]
+    assert passed.notes == [
+        "calls are in the order of files (by name, rotated ones first) and lines, because not all have recorded times"
+    ]
+
+
+def test_refused_and_doubled_calls_are_left_out_and_counted(encoder: Encoder, tmp_path: Path) -> None:
+    first, second, third = (logged(call, timestamp=call.clock) for call in CALLS)
+    error = {**second, "response": {"error": {"message": "slow down", "code": 429}}}
+    closed = {**third, "status_code": 499, "response": None}
+    passed = Passed()
+    path = write_lines(tmp_path / "log.jsonl", first, error, second, second, {**third, "status": 503}, closed)
+    assert [tokens for tokens, _ in counted(path, encoder, passed)] == [336, 445, 553]
+    assert passed.summary() == (
+        "left out 2 calls that were answered with an error (HTTP 4xx or 5xx); "
+        "left out 1 call that was recorded before (same messages, same id or time)"
+    )
+    with pytest.raises(TraceError, match="all 1 calls in it were answered with an error"):
+        load(write_lines(tmp_path / "all.jsonl", error))
+    # Without ids or times equal calls are calls of their own.
+    assert len(counted(write_lines(tmp_path / "equal.jsonl", *[CALLS[0].body] * 3), encoder)) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ({"messages": [{"role": "user", "content": "hi", "memo": CALLS[0].messages[0]["content"]}]}, "messages[].memo"),
+        ({"messages": [{"role": "user", "content": "hi"}], "tool_list": CALLS[0].tools}, "tool_list[].function"),
+        ({"request": {"messages": [{"role": "user", "content": "hi"}]}, "rest": [CALLS[0].body]}, "rest[].messages"),
+    ],
+)
+def test_texts_that_are_left_unread_are_named(line: dict[str, Any], field: str, tmp_path: Path) -> None:
+    passed = Passed()
+    list(load(write_lines(tmp_path / "log.jsonl", line), passed))
+    summary = passed.summary() or ""
+    assert "of the text in the requests is in fields that are not read" in summary
+    assert f"`{field}" in summary
+
+
+def test_what_is_cut_or_no_request_is_not_read_as_one(tmp_path: Path) -> None:
+    whole = json.dumps(CALLS[1].body)
+    for text in (whole[:-40], f"INFO {whole[:-40]}", "INFO {} done", json.dumps({"level": "INFO", "message": "up"})):
+        (tmp_path / "log.jsonl").write_text(f"{json.dumps(CALLS[0].body)}\n{text}\n")
+        passed = Passed()
+        assert sum(session.num_calls for session in load(tmp_path / "log.jsonl", passed)) == 1
+        assert "passed over 1 line" in (passed.summary() or "")
+    assert "its keys are level, message" in (passed.summary() or "")
+
+
+def test_packed_files_are_read_and_others_are_named(encoder: Encoder, tmp_path: Path) -> None:
+    data = "".join(f"{json.dumps(logged(call))}\n" for call in CALLS).encode()
+    for name, packed in (("a.jsonl.xz", lzma.compress(data)), ("a.jsonl.bz2", bz2.compress(data))):
+        (tmp_path / name).write_bytes(packed)
+        assert [tokens for tokens, _ in counted(tmp_path / name, encoder)] == [336, 445, 553]
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("log.jsonl")
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+    row = {"chat_id": 1, "timestamp": 0.5, "input_length": 999, "output_length": 1, "hash_ids": [1, 2]}
+    for content, message in (
+        (memory.getvalue(), r"a tar archive.*tar xf"),
+        (data.decode().encode("utf-16"), "UTF-16 text .*iconv -f UTF-16"),
+        (b"SQLite format 3\x00", "a SQLite database.*--reader"),
+        (b'{"input": {"question": "why?"}, "name": "x"}', "an `input` that has no messages of a form that is known"),
+        (b'{"choices": [], "object": "chat.completion"}', "an answer without its request"),
+        (json.dumps(row).encode(), "a serving trace .Qwen-Bailian"),
+    ):
+        (tmp_path / "log").write_bytes(content)
+        with pytest.raises(TraceError, match=message):
+            load(tmp_path / "log")
+
+
+READER = '''
+import json
+
+
+def read(path):
+    """Yields the calls of a file, each as a chat request."""
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        yield {"session_id": row["chat"], "messages": row["log"], "response": row["answer"]}
+'''
+
+
+def test_a_reader_of_the_users_reads_any_other_form(
+    encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the page of formats shows it."""
+    path = write_lines(tmp_path / "log", *({"chat": 1, "log": [call.messages], "answer": "x"} for call in CALLS))
+    with pytest.raises(TraceError, match="--reader MODULE:FUNCTION reads any other"):
+        load(path)
+    page = (ROOT / "traces/pic_traces/README.md").read_text()
+    assert READER.strip() in page
+    (tmp_path / "my_log.py").write_text(
+        READER.replace('row["log"]', 'row["log"][0]') + "\ndef bad(path):\n    yield 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["census", str(path), "--quiet", "--json", "--reader"]
+    try:
+        assert main([*arguments, "my_log:read"]) == 0
+        assert json.loads(capsys.readouterr().out)["total"]["calls"] == 3
+        assert main([*arguments, "my_log:bad"]) == 1
+        assert "--reader='my_log:bad' on" in capsys.readouterr().err
+        with pytest.raises(OptionError, match=r"--reader='my_log': .*MODULE:FUNCTION is allowed"):
+            use_reader("my_log")
+    finally:
+        use_reader(None)
+    with pytest.raises(TraceError, match="unknown trace format"):
+        load(path)
+
+
+def test_delays_of_an_export_are_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `export --to mooncake` writes is read by `census`."""
+    log = write_lines(tmp_path / "log.jsonl", *map(logged, CALLS))
+    out = tmp_path / "out.jsonl"
+    assert main(["export", str(log), "--to", "mooncake", "--out", str(out)]) == 0
+    assert main(["census", str(out), "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"][0]["calls"] == 3
+
+
+SHARED = ROOT.parent / "shared"
+"""Public files and others' inputs, which are not in the repository; without them these tests are skipped."""
+
+NO_TOOLS, WITH_CLOCK, APPENDED = 1507, (3064, 42), (3065, 1989)
+INPUTS: dict[str, tuple[int, int] | str] = {
+    # Prompt tokens and prefix hits of all calls, or what the error says.
+    "cases5/files/base.jsonl": WITH_CLOCK,
+    "cases5/files/append_only.jsonl": APPENDED,
+    "cases5/files/openinference_contents_no_usage.json": (NO_TOOLS, 42),
+    "cases5/files/openllmetry_tools_no_usage.json": WITH_CLOCK,
+    "cases5/files/ai_sdk_ui_messages.jsonl": (1227, 648),
+    "cases5/files/ai_sdk_model_messages.jsonl": (1436, 719),
+    # Bodies without answers: what a model wrote is no hit of the next prompt.
+    "cases5/files/bedrock_converse_bodies.jsonl": (3065, 1805),
+    "cases5/files/errors_between.jsonl": APPENDED,
+    "cases5/files/base.tar.gz": "a tar archive",
+    "cases5/files/bedrock_converse_log.jsonl": WITH_CLOCK,
+    "cases5/files/opik_spans.jsonl": WITH_CLOCK,
+    "cases5/files/vercel_ai_sdk.json": WITH_CLOCK,
+    "cases5/files/otel_span_events_old.json": (1331, 42),
+    "cases5/files/otel_logs.json": (NO_TOOLS, 42),
+    "cases5/files/prompt_as_messages.jsonl": (1436, 903),
+    "cases5/files/gemini_session.json": (607, 447),
+    "cases5/files/sgl_docker_json.log": WITH_CLOCK,
+    "cases5/files/sgl_small.log": WITH_CLOCK,
+    "cases5/files/message_field_string.jsonl": (3065, 1805),
+    "cases5/files/bigquery_rows.jsonl": APPENDED,
+    "cases5/files/langsmith_openai_wrapper.jsonl": WITH_CLOCK,
+    "cases5/files/json_in_text.log": (3065, 1805),
+    "cases5/files/llamacpp_verbose.log": WITH_CLOCK,
+    "cases5/files/utf16.jsonl": "UTF-16 text",
+    "cases5/files/stream_json.jsonl": (1051, 664),
+    "cases5/files/atif_trajectory.json": (3064, 2006),
+    "cases5/files/gemini_bodies.jsonl": WITH_CLOCK,
+    "cases5/files/bailian.jsonl": "a serving trace .Qwen-Bailian",
+    "cases5/files/own_export.mooncake.jsonl": "a serving trace .Mooncake",
+    "cases5/files/rotated": (5389, 2199),
+    "cases5/cases/trim_in_order.jsonl": (5389, 2387),
+    "cases5/cases/trim_newest_first.jsonl": (5389, 2387),
+    "files/completions_body.jsonl": "/v1/completions",
+    "files/generate_body.jsonl": "SGLang's /generate",
+    "files/inspect_dedup.eval": "a zip archive",
+    "files/langfuse_autogen-2025-06-06.json": "a Langfuse export whose generations have no messages",
+    "files/otel_openagenttraces.json": "spans without messages",
+    "files/sharegpt.json": "a ShareGPT data set",
+    "files/azure_head.csv": "a serving trace .Azure",
+    "files/burstgpt_head.csv": "a table of lengths and times",
+    "files/sglang_json3.log": (23378, 5167),
+    "files/sglang_text3.log": (23378, 5167),
+    "files/litellm_spend_store_prompts.jsonl": (14125, 2562),
+    "files/litellm_standard_payload.jsonl": (14125, 2562),
+    "files/miniswe_v2_shape.traj.json": (17616, 15757),
+    "files/sweagent.traj": (56811, 27591),
+    "files/vcr_responses.yaml": (1407, 1202),
+    "files/vcr_pydantic_multi.yaml": (674, 357),
+    "files/codex_rollout.jsonl": (100, 55),
+    "files/claudecode_representative.jsonl": (1747, 1606),
+}
+
+
+@pytest.fixture(scope="module")
+def shared_encoder() -> Encoder:
+    if not SHARED.is_dir():
+        pytest.skip("no shared inputs")
+    return load_encoder(str(SHARED / "cases5/qwenlike"))
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_of_others_are_counted_or_named(name: str, shared_encoder: Encoder) -> None:
+    expected = INPUTS[name]
+    if isinstance(expected, str):
+        with pytest.raises(TraceError, match=expected):
+            list(load(SHARED / name))
+        return
+    found = counted(SHARED / name, shared_encoder)
+    assert (sum(tokens for tokens, _ in found), sum(hit for _, hit in found)) == expected
