@@ -120,7 +120,7 @@ def _render(summary: ReplaySummary, out: Path) -> str:
         ("calls", calls),
         ("prompt tokens", f"{summary.prompt_tokens:,}"),
         ("  prefix hit", _share(summary.prefix_hit_tokens, summary.prompt_tokens)),
-        ("  chunk hit", _share(summary.chunk_hit_tokens, summary.prompt_tokens)),
+        ("  spliced", _share(summary.chunk_hit_tokens, summary.prompt_tokens)),
         ("  computed", _share(summary.computed_tokens, summary.prompt_tokens)),
         ("output tokens", f"{summary.output_tokens:,}"),
         ("time to first token", _latency(summary.ttft_s)),

@@ -6,9 +6,11 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import get_args
 
 from pic_traces import Session, load
+from pic_traces.clock import split_clock
 from pic_traces.custom import add_reader_argument, use_reader
 from pic_traces.encode import model_folder
 from pic_traces.logs import Passed
@@ -21,6 +23,7 @@ from sglang_pic.census.states import StateRules
 from sglang_pic.core import CoreConfig, ReusePolicy, with_preset
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
+from sglang_pic.output import output_path
 
 
 def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP) -> None:
@@ -67,14 +70,14 @@ def state_rules_of(tokenizer: str | None) -> StateRules:
     return StateRules(strategy=model.strategy, mamba_chunk_size=model.mamba_chunk_size)
 
 
-def policy_of(args: argparse.Namespace) -> CoreConfig:
-    """The server's settings from the arguments.
+def policy_of(args: argparse.Namespace, **changed: str) -> CoreConfig:
+    """The server's settings from the arguments, or from `changed`.
 
     Raises:
         ConfigError: a value is not allowed.
     """
     asked = {name: value for name in settings_of(ReusePolicy) if (value := getattr(args, name)) is not None}
-    return CoreConfig(**with_preset(asked))
+    return CoreConfig(**with_preset({**asked, **changed}))
 
 
 def check_inputs(args: argparse.Namespace) -> None:
@@ -92,6 +95,22 @@ def check_inputs(args: argparse.Namespace) -> None:
         if args.files.count(file) > 1:
             raise ConfigError(f"FILE={file!r}: is named twice; name it once, or all of it would count as prefix hits.")
     use_reader(args.reader)
+
+
+def output_of(args: argparse.Namespace, what: str) -> Path:
+    """The path of `--out`, which is neither an input nor a log in the folder of one; `what` names it in messages.
+
+    Raises:
+        ConfigError: it is, or `output_path` refuses it.
+    """
+    path = output_path(args.out, what, is_forced=args.force)
+    for file in args.files:
+        source = Path(split_clock(file)[2]).expanduser()
+        if not (path.exists() and source.exists()):
+            continue
+        if path.samefile(source) or (source.resolve() in path.resolve().parents and path.suffix != ".html"):
+            raise ConfigError(f"--out={args.out!r}: would replace a log that is read, {file!r}; name another file.")
+    return path
 
 
 def read_sessions(file: str, limit: int | None, passed: Passed | None = None) -> Iterator[Session]:

@@ -16,7 +16,7 @@ from sglang_pic.core import CoreConfig
 WIDTH = 100
 
 _MISSING = "-"
-_MIN_NAME_WIDTH, _MAX_NAME_WIDTH = 17, 30
+_MIN_NAME_WIDTH, _MAX_NAME_WIDTH = 14, 30
 
 _Rows: TypeAlias = Sequence[tuple[str, Counts]]
 _Columns: TypeAlias = Sequence[tuple[str, Callable[[Counts], str]]]
@@ -95,13 +95,24 @@ def render(census: Census, config: CoreConfig) -> str:
     return as_text(*parts, *_notes(census), *_words(told, config))
 
 
-def as_text(*parts: RenderableType) -> str:
-    """Tables and sentences as lines of at most `WIDTH` columns."""
-    console = Console(width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+def as_text(*parts: RenderableType, width: int = WIDTH) -> str:
+    """Tables and sentences as lines of at most `width` columns; figures are never cut, so a table may be wider."""
+    width = max(width, *(_least_width(part) for part in parts if isinstance(part, Table)), 0)
+    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as text:
         console.print(*parts, sep="\n")
     # Cells are filled up with spaces, also at the ends of lines.
     return "\n".join(line.rstrip() for line in text.get().split("\n")).rstrip("\n")
+
+
+def _least_width(table: Table) -> int:
+    """The width that a table without a frame needs for the columns that are not wrapped."""
+    widths = [
+        column.width
+        or (max(map(len, map(str, (column.header, *column.cells)))) if column.no_wrap else column.min_width or 1)
+        for column in table.columns
+    ]
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def shown_tokens(count: int) -> str:

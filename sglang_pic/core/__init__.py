@@ -15,7 +15,7 @@ from sglang_pic.core.published import rows_from_store, rows_of_request
 from sglang_pic.core.row_source import RowSource
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.steps import PositionSteps
-from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
+from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len, common_suffix_len
 
 __all__ = [
     "MEDIA_FROM",
@@ -44,6 +44,7 @@ __all__ = [
     "Tokens",
     "as_tokens",
     "common_len",
+    "common_suffix_len",
     "has_bolder_preset",
     "intersect_spans",
     "load_loops",

@@ -11,14 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.outcome import CallRef, Outcome
 from sglang_pic.census.windows import WindowSearch
-from sglang_pic.core import common_len
+from sglang_pic.core import common_len, common_suffix_len
 from sglang_pic.explain.cause import Cause
-from sglang_pic.explain.fields import are_keys_reordered, cause_of, cause_of_several, is_image, is_role, is_thought
-from sglang_pic.explain.rejoin import WINDOW, Alignment, align, contained_share
+from sglang_pic.explain.fields import cause_of, cause_of_image, cause_of_json, cause_of_several, is_role, is_thought
+from sglang_pic.explain.rejoin import WINDOW, Alignment, align, contained_share, moved_share
 
 # A changed field has at most this many tokens on either side; a longer change is a block.
 _FIELD_TOKENS = 24
@@ -36,7 +37,7 @@ _CONTINUED_SHARE = 0.5
 # A note that moves is at most this long; a longer text is a document.
 _MAX_NOTE_TOKENS = 256
 # A removed block may leave a stub ("[old tool result cleared]"); in another session a stub would be another text.
-_STUB_SHARE = 0.25
+_STUB_SHARE = 1 / 3
 _STUB_FROM = 16
 # A line of a list that grows or shrinks, with nothing in its place.
 _LINE_FROM = 6
@@ -49,7 +50,7 @@ _SHARED_SHARE = 0.1
 _TEMPLATE_TOKENS = 8
 # A system prompt that differs this near its front is another agent's.
 _HEAD_TOKENS = 48
-# Text in the order of the earlier prompt, and this share of it in another order.
+# A prompt with this share of its rest in another order than before was put together anew.
 _REORDERED_SHARE = 0.1
 _CONTEXT_TOKENS = 40
 # Of the text around a break: enough for the line of a tool schema.
@@ -71,7 +72,7 @@ class Break:
     """Tokens of the prompt until then."""
     num_lost: int
     """Tokens after the break that were there before, 16 or more in a row, and that a prefix cache computes again."""
-    num_recovered: int
+    num_spliced: int
     """The lost tokens that are spliced."""
     num_behind: int
     """All tokens after the break."""
@@ -178,13 +179,13 @@ class Diagnoser:
         return _finer(place, step, _cause_of_lengths(step, most_stub))
 
     def _passage_of(self, place: _Place) -> Cause | None:
-        """The cause if the text at the break shows it: a thought, or an object with its keys in another order."""
+        """The cause if the text at the break shows it: a thought, or an object that is written in another way."""
         encoded, at = place.outcome.encoded, place.at
         before, old = encoded.text(max(0, at - _LINE_TOKENS), at), self.decode(place.old[:_LINE_TOKENS])
         new = encoded.text(at, min(at + _LINE_TOKENS, len(encoded.tokens)))
         if is_thought(before, old, new):
             return Cause.THOUGHT
-        return Cause.REORDERED if not place.is_answer and are_keys_reordered(before, old, new) else None
+        return None if place.is_answer else cause_of_json(before, old, new)
 
     def _value_of(self, place: _Place, step: Alignment | None) -> Cause | None:
         """The cause if a value of a known kind changed, whichever agent made the call."""
@@ -198,11 +199,9 @@ class Diagnoser:
         old, new = self.decode(place.old[: step.old_len]), encoded.text(at, resumes)
         if max(step.old_len, step.new_len) <= _FIELD_TOKENS:
             after = encoded.text(resumes, min(resumes + _CONTEXT_TOKENS, len(encoded.tokens)))
-            if is_image(before):
-                return Cause.FIELD
             if is_role(old, new):
                 return Cause.ANSWER
-            found = cause_of(before, old, new, after)
+            found = cause_of_image(before, f"{old}{after}", f"{new}{after}") or cause_of(before, old, new, after)
             if found is not None:
                 return found
         return cause_of_several(before, old, new)
@@ -241,19 +240,22 @@ class Diagnoser:
         encoded, at = place.outcome.encoded, place.at
         end = len(encoded.tokens)
         old_len, new_len = (None, None) if step is None else (step.old_len, step.new_len)
-        num_old = len(place.old) if old_len is None else min(old_len, len(place.old))
-        resumes = end if new_len is None else min(at + new_len, end)
+        # Where the quoted block begins: at the break, or at the beginning of its line if it can.
+        start = at - _led(place, step)
+        led = np.concatenate([encoded.tokens[start:at], place.old])
+        num_old = len(led) if old_len is None else min(old_len, len(led))
+        resumes = end if new_len is None else min(start + new_len, end)
         return Break(
             cause=cause,
             at=at,
             old_len=old_len,
             new_len=new_len,
             num_lost=self._num_seen,
-            num_recovered=place.outcome.num_chunk_hit,
+            num_spliced=place.outcome.num_chunk_hit,
             num_behind=end - at,
-            before=encoded.text(max(0, at - _CONTEXT_TOKENS), at),
-            old=_quote(lambda start, end: self.decode(place.old[start:end]), 0, num_old),
-            new=_quote(encoded.text, at, resumes),
+            before=encoded.text(max(0, start - _CONTEXT_TOKENS), start),
+            old=_quote(lambda start, end: self.decode(led[start:end]), 0, num_old),
+            new=_quote(encoded.text, start, resumes),
             after=encoded.text(resumes, min(resumes + _CONTEXT_TOKENS, end)),
             neighbor=place.neighbor,
         )
@@ -273,6 +275,11 @@ class _Place(NamedTuple):
     """Tokens after the prefix that were there before."""
 
     @property
+    def old_prompt(self) -> Tokens:
+        """`old` without the neighbor's answer: text that this prompt quotes from an answer has not moved."""
+        return self.old if self.theirs is None else self.old[: max(0, self.theirs.prompt_len - self.at)]
+
+    @property
     def is_answer(self) -> bool:
         """Whether the earlier path continues with its answer here."""
         return self.is_same_session and self.theirs is not None and self.at >= self.theirs.prompt_len
@@ -281,6 +288,19 @@ class _Place(NamedTuple):
 def _shares(place: _Place) -> bool:
     """Whether enough of the text after the break was there before to call it a loss."""
     return place.num_seen >= max(_SHARED_TOKENS, _SHARED_SHARE * len(place.new))
+
+
+def _led(place: _Place, step: Alignment | None) -> int:
+    """How many tokens before the break an inserted or removed block can be said to begin, to be of whole lines.
+
+    `{A}{B}{C}` that became `{A}{C}` differs within `{B}`, as far as `{B}` and `{C}` begin alike.
+    """
+    if step is None or (step.old_len and step.new_len):
+        return 0
+    encoded, at = place.outcome.encoded, place.at
+    block = place.old[: step.old_len] if step.old_len else place.new[: step.new_len]
+    most = min(common_suffix_len(encoded.tokens[:at], block), at - 1)
+    return next((n for n in range(most + 1) if encoded.text(at - n - 1, at - n).endswith("\n")), 0)
 
 
 def _step_by_run(outcome: Outcome, place: _Place) -> Alignment | None:
@@ -295,21 +315,18 @@ def _step_by_run(outcome: Outcome, place: _Place) -> Alignment | None:
 
 def _moved(place: _Place, step: Alignment | None) -> Cause | None:
     """Whether the old text is further down in the prompt, or the new text was further down before."""
-    theirs = place.theirs
-    if theirs is not None and _is_moved_note(place, theirs):
+    if place.theirs is not None and _is_moved_note(place):
         return Cause.MOVED
     if step is None or max(step.old_len, step.new_len) < _MOVED_WINDOW:
         return None
     old, new = place.old[: step.old_len], place.new[: step.new_len]
-    # The neighbor's *answer* follows its prompt; an answer that this prompt quotes has not been reordered.
-    prompt_len = len(place.old) if theirs is None else max(theirs.prompt_len - place.at, step.old_len)
-    old_rest, new_rest = place.old[step.old_len : prompt_len], place.new[step.new_len :]
+    old_rest, new_rest = place.old_prompt[step.old_len :], place.new[step.new_len :]
     # Text that is further down on both sides is a repetition and has not moved.
     went_down = _is_in(old, new_rest) and not _is_in(old, old_rest)
     came_up = _is_in(new, old_rest) and not _is_in(new, new_rest)
     if went_down and step.new_len <= _MAX_STUB_TOKENS:
         is_note = place.is_same_session and step.old_len <= _MAX_NOTE_TOKENS
-        return Cause.MOVED if is_note and _is_in(old, place.new[prompt_len:]) else Cause.REORDERED
+        return Cause.MOVED if is_note and _is_in(old, place.new[len(place.old_prompt) :]) else Cause.REORDERED
     if max(step.old_len, step.new_len) <= _FIELD_TOKENS:
         return None
     if (went_down and came_up) or (came_up and step.old_len <= _MAX_FOREIGN_STUB_TOKENS):
@@ -317,12 +334,12 @@ def _moved(place: _Place, step: Alignment | None) -> Cause | None:
     return None
 
 
-def _is_moved_note(place: _Place, theirs: _Seen) -> bool:
+def _is_moved_note(place: _Place) -> bool:
     """Whether the end of the neighbor's prompt is gone from there and is in a later message.
 
     If it still ends the same message, then text was inserted before it.
     """
-    note = place.old[: max(0, theirs.prompt_len - place.at)]
+    note = place.old_prompt
     if not place.is_same_session or len(note) < _MOVED_WINDOW:
         return False
     message_end = next(part.end for part in place.outcome.encoded.parts if part.end > place.at)
@@ -353,14 +370,12 @@ def _finer(place: _Place, step: Alignment | None, cause: Cause) -> Cause:
     is_window = step is not None and step.new_len <= _MAX_FOREIGN_STUB_TOKENS and opening in place.old[: step.old_len]
     if step is None or cause is Cause.FIELD or (cause is Cause.REMOVED and is_window):
         return cause
-    passed, rest = place.old[: step.old_len + step.same_len], place.new[step.new_len + step.same_len :]
     part = next(part for part in parts if part.end > place.at)
-    is_front = part.role == "system" and place.at < _HEAD_TOKENS and not place.is_same_session
-    if cause is Cause.REPLACED and is_front:
+    # Another system prompt from its first words on, and to its end if the session goes on.
+    is_whole = not place.is_same_session or place.at + step.new_len + WINDOW > part.end
+    if cause is Cause.REPLACED and part.role == "system" and place.at < _HEAD_TOKENS and is_whole:
         return Cause.AGENT
-    # The rest of the last message may share documents in any order: they were retrieved anew.
-    whole = place.old if part.role == "user" and part.end >= parts[-1].start else passed
-    return Cause.REORDERED if contained_share(rest, whole) >= _REORDERED_SHARE else cause
+    return Cause.REORDERED if moved_share(place.old_prompt, place.new) >= _REORDERED_SHARE else cause
 
 
 def _cause_of_lengths(step: Alignment | None, most_stub: int) -> Cause:

@@ -11,7 +11,10 @@ _MONTHS = r"jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug
 _DAYS = r"mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:r?s(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?"
 _CLOCK = re.compile(
     r"\d{1,2}:\d{2}(?!\d)"  # 10:31, 10:31:07.250
-    r"|\d{1,2} ?(?:時|时|시|Uhr|h) ?\d{2}(?!\d)"  # 14时03分, 14 Uhr 03
+    r"|\d{1,2} ?(?:時|时|시|点|點|Uhr|ч|h) ?\d{1,2}(?!\d)"  # 14时03分, 14 Uhr 03
+    r"|\d{1,2} ?(?:月|월) ?\d{1,2}(?!\d)"  # 6月6日
+    r"|\b\d{1,2}(?:\.|er)? (?:de )?[^\W\d_]{3,10}\.? (?:de )?(?:19|20)\d{2}\b"  # 6 de junio de 2026
+    r"|\b\d+ ?(?:d|h|min)\b"  # 3d, as ages are written
     r"|\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}"  # 2026-01-05
     r"|\b\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b"  # 05.01.2026
     rf"|\b(?:{_MONTHS})\b\.?\s*\d{{1,4}}|\b\d{{1,2}}(?:[snr][td]|th)?\s+(?:{_MONTHS})\b"
@@ -36,7 +39,7 @@ _THOUGHT = re.compile(
     r"\s*(?:<(?:seed:)?think(?:ing)?>|\[THINK\]|◁think▷|<\|channel\|>\s*(?:analysis|thought)|thought\n)"
 )
 _ROLES = {"system", "developer", "user", "assistant", "model", "tool", "function"}
-_IMAGE = re.compile(r"\[(?:input_)?(?:image|video|audio|file)\w* ?\w{0,7}$")
+_IMAGE = re.compile(r"\[(?:input_)?(?:image|video|audio|file)\w* [0-9a-f]{8}$")
 _CONTEXT_CHARS = 40
 """Characters before a value in which a word may say what it is."""
 _CLOCK_CHARS = 24
@@ -104,13 +107,17 @@ def is_role(old: str, new: str) -> bool:
     return old.strip() in _ROLES and new.strip() in _ROLES
 
 
-def is_image(before: str) -> bool:
-    """Whether the changed text is the digest of an image."""
-    return bool(_IMAGE.search(before))
+def cause_of_image(before: str, old: str, new: str) -> Cause | None:
+    """`FIELD` if an image changed, `REMOVED` if a text is in its place; None if there was no image."""
+    are_images = [bool(_IMAGE.search(before + text.split("]")[0])) for text in (old, new)]
+    return None if not are_images[0] else Cause.FIELD if are_images[1] else Cause.REMOVED
 
 
-def are_keys_reordered(before: str, old: str, new: str) -> bool:
-    """Whether the line of the break has a JSON object with the same values in both texts, but not the same spelling."""
+def cause_of_json(before: str, old: str, new: str) -> Cause | None:
+    """The cause if the line of the break has a JSON object with the same values in both texts.
+
+    `REORDERED` if its keys are in another order, `ANSWER` if it is only written in another way (spaces, `\\u00e9`).
+    """
     head = before.rsplit("\n", 1)[-1]
     texts = []
     for line in (head + text.split("\n", 1)[0] for text in (old, new)):
@@ -118,9 +125,12 @@ def are_keys_reordered(before: str, old: str, new: str) -> bool:
         try:
             value, end = json.JSONDecoder(strict=False).raw_decode(line, max(0, start))
         except (ValueError, RecursionError):
-            return False
+            return None
         texts.append((value, line[start:end]))
-    return texts[0][0] == texts[1][0] and texts[0][1] != texts[1][1]
+    if texts[0][0] != texts[1][0] or texts[0][1] == texts[1][1]:
+        return None
+    # Dumped, a value keeps the order of its keys.
+    return Cause.REORDERED if json.dumps(texts[0][0]) != json.dumps(texts[1][0]) else Cause.ANSWER
 
 
 def is_thought(before: str, old: str, new: str) -> bool:

@@ -14,7 +14,7 @@ from sglang_pic.explain.token_texts import TokenTexts
 
 NUM_EXAMPLES = 5
 _SIGNATURE_CHARS = 40
-_WORD_WITH_DIGITS = re.compile(r"[A-Za-z_-]*\d[A-Za-z0-9_-]*")
+_WORD_WITH_DIGITS = re.compile(r"((?:[A-Za-z]+_)*)[A-Za-z_-]*\d[A-Za-z0-9_-]*")
 _SPACE = re.compile(r"\s+")
 # A last line shorter than this does not identify a place.
 _MIN_LINE_CHARS = 4
@@ -40,7 +40,8 @@ class Group:
     signature: str = ""
     num_calls: int = 0
     num_lost: int = 0
-    num_recovered: int = 0
+    num_spliced: int = 0
+    num_guarded: int = 0
     num_behind: int = 0
     examples: list[Example] = field(default_factory=list)
     """The calls that lost most, at most `NUM_EXAMPLES`; of equal losses the earlier call first."""
@@ -50,7 +51,8 @@ class Group:
         found = example.found
         self.num_calls += 1
         self.num_lost += found.num_lost
-        self.num_recovered += found.num_recovered
+        self.num_spliced += found.num_spliced
+        self.num_guarded += example.num_guarded
         self.num_behind += found.num_behind
         self.examples.append(example)
         # Sorting is stable.
@@ -129,15 +131,21 @@ def _signature(found: Break, agent: str | None) -> str:
             return _mask(agent)
         case Cause.MOVED | Cause.REMOVED | Cause.THOUGHT if found.old.strip():
             # The text before a note differs every time; the note does not.
-            return _mask(found.old.strip())[:_SIGNATURE_CHARS]
+            return _mask(_named(found.old, found.after))[:_SIGNATURE_CHARS]
         case Cause.INSERTED:
-            return _mask(found.after.strip())[:_SIGNATURE_CHARS]
+            return _mask(_named(found.after, found.new))[:_SIGNATURE_CHARS]
         case _:
             text = found.before.rstrip()
             line = text.rsplit("\n", 1)[-1]
             return _mask(line if len(line.strip()) >= _MIN_LINE_CHARS else text)[-_SIGNATURE_CHARS:]
 
 
+def _named(block: str, other: str) -> str:
+    """A block from where it differs from the one beside it: the frame of tools and messages names no place."""
+    pairs = enumerate(zip(block, other, strict=False))
+    return block[next((at for at, (left, right) in pairs if left != right), 0) :].strip()
+
+
 def _mask(text: str) -> str:
-    """Digits, and words that contain digits, become `#`."""
-    return _SPACE.sub(" ", _WORD_WITH_DIGITS.sub("#", text)).strip()
+    """Digits, and words that contain digits, become `#`; `mcp_3` becomes `mcp_#`."""
+    return _SPACE.sub(" ", _WORD_WITH_DIGITS.sub(r"\1#", text)).strip()

@@ -5,6 +5,7 @@ All text from logs is escaped. The page shows the most costly places and calls, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader
@@ -12,17 +13,22 @@ from jinja2 import Environment, PackageLoader
 from sglang_pic.explain.cause import TEXTS
 from sglang_pic.explain.grouping import Findings
 
+ASSETS = files("sglang_pic.explain") / "assets"
+"""`palette.css` has the colours of tokens by their source, for all pages and pictures."""
 _CONTEXT_CHARS = 110
 _NUM_PLACES = 20
 
 
-def html_page(findings: Findings, title: str, encoder: str, *, is_exact: bool) -> str:
+def html_page(
+    findings: Findings, title: str, encoder: str, gains: Sequence[tuple[str, int]] = (), *, is_exact: bool
+) -> str:
     """The whole page.
 
     Args:
         findings: what it shows.
         title: names the calls, e.g. by their files.
         encoder: what counted the tokens.
+        gains: bolder settings with the tokens that they would splice.
         is_exact: whether they are a model's own tokens.
     """
     loader = PackageLoader("sglang_pic.explain", "assets")
@@ -31,11 +37,12 @@ def html_page(findings: Findings, title: str, encoder: str, *, is_exact: bool) -
     assets.globals |= {"percent": _percent, "num_places": _NUM_PLACES}
     causes = findings.ranked()
     return assets.get_template("page.html.j2").render(
-        style=(files("sglang_pic.explain") / "assets" / "page.css").read_text(encoding="utf-8"),
+        style="".join((ASSETS / name).read_text(encoding="utf-8") for name in ("palette.css", "page.css")),
         title=title,
         encoder=encoder,
         is_exact=is_exact,
         figures=findings.figures,
+        gains=gains,
         costly=[one for one in causes if one.total.num_lost],
         harmless=[one for one in causes if not one.total.num_lost],
         num_lost=sum(one.total.num_lost for one in causes),

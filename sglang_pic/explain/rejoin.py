@@ -5,13 +5,14 @@ At most `MAX_SEARCH` tokens of each text are compared.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.windows import window_hashes
-from sglang_pic.core import common_len
+from sglang_pic.core import common_len, common_suffix_len
 
 WINDOW = 16
 """Equal tokens that show that two texts are the same again; any two texts of one template have fewer by chance."""
@@ -54,18 +55,46 @@ def contained_share(part: Tokens, whole: Tokens, window: int = WINDOW) -> float:
     return float((np.convolve(found, np.ones(window, np.int64)) > 0).mean())
 
 
+def moved_share(old: Tokens, new: Tokens) -> float:
+    """The share of `new` that `old` has in another order, by the windows that each of them has once."""
+    old, new = old[:MAX_SEARCH], new[:MAX_SEARCH]
+    if len(old) < WINDOW or len(new) < WINDOW:
+        return 0.0
+    single = []
+    for text in (old, new):
+        names, starts, counts = np.unique(window_hashes(text, WINDOW), return_index=True, return_counts=True)
+        single.append((names[counts == 1], starts[counts == 1]))
+    _, olds, news = np.intersect1d(single[0][0], single[1][0], assume_unique=True, return_indices=True)
+    in_order: list[int] = []
+    # `in_order[n]` is the least last place of an ascending sequence of n + 1 places.
+    for place in single[0][1][olds][np.argsort(single[1][1][news])].tolist():
+        at = bisect_left(in_order, place)
+        in_order[at : at + 1] = [place]
+    return (len(olds) - len(in_order)) / len(new)
+
+
 def _first_window(old: Tokens, new: Tokens) -> Alignment | None:
+    """The first anchor: a window that each text has once, or any window that both have if there is none.
+
+    What recurs within a text (the frame of tools, of objects, of messages) is the same at many places.
+    """
     if len(old) < WINDOW or len(new) < WINDOW:
         return None
-    names, first = np.unique(window_hashes(old, WINDOW), return_index=True)
-    wanted = window_hashes(new, WINDOW)
-    at = np.searchsorted(names, wanted).clip(max=len(names) - 1)
-    hits = np.flatnonzero(names[at] == wanted)
-    if len(hits) == 0:
+    of_old, of_new = (
+        np.unique(window_hashes(text, WINDOW), return_index=True, return_counts=True) for text in (old, new)
+    )
+    _, olds, news = np.intersect1d(of_old[0], of_new[0], assume_unique=True, return_indices=True)
+    is_single = np.maximum(of_old[2][olds], of_new[2][news]) == 1
+    if is_single.any():
+        olds, news = olds[is_single], news[is_single]
+    starts = of_old[1][olds], of_new[1][news]
+    if len(olds) == 0:
         return None
-    # `argmin` keeps the first of equals, so the answer depends on nothing but the tokens.
-    best = hits[np.argmin(hits + first[at[hits]])]
-    new_len, old_len = int(best), int(first[at[best]])
+    # Of equal sums the first place in the prompt, so the answer depends on nothing but the tokens.
+    best = np.lexsort((starts[1], starts[0] + starts[1]))[0]
+    old_len, new_len = int(starts[0][best]), int(starts[1][best])
+    back = common_suffix_len(old[:old_len], new[:new_len])
+    old_len, new_len = old_len - back, new_len - back
     same_len = common_len(old[old_len:], new[new_len:])
     # Unequal windows with equal hashes count for nothing.
     return Alignment(old_len, new_len, same_len) if same_len >= WINDOW else None

@@ -1,7 +1,7 @@
 """Rewrites recorded requests so that their changing text comes last.
 
-A harness can follow each of the four `RULES`. No text is invented or omitted: text moves, or is sent as it was first
-sent.
+A harness can follow each of the `RULES`. No text is invented or omitted: text moves, or is sent as it was first sent.
+Lines, objects and lists of objects stay whole, and what was JSON is JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import msgspec
 from pic_traces.session import Call, CallSpec, JsonValue, Message, Session
@@ -20,7 +21,8 @@ RULES = {
     "head": "text that differs between calls moves from the system prompt to the last message, when it changed",
     "tools": "tools keep the order in which they were first sent, and new ones are appended",
     "keys": "keys of tool schemas and of results keep their order",
-    "history": "messages are sent back as they were first sent or generated: stamps, spaces, roles",
+    "results": "results of parallel tool calls keep the order in which they were first sent",
+    "history": "messages are sent back as they were first sent or generated: stamps, ids, spaces, escapes, roles",
 }
 """What each rule changes, by its name."""
 
@@ -29,11 +31,13 @@ _SENTENCE = re.compile(r"[^\n]*?[.!?](?= )\s|[^\n]*\n|[^\n]+")
 _LINE_CHARS = 200
 # Two system prompts are versions of one if they share so much of the shorter one's text, or differ in stamps alone.
 _SAME_SHARE = 0.5
-# Harnesses change these in messages that they send again: stamps in brackets, numbers, white space.
-_RESTAMPED = re.compile(r"\[[^\]\n]{0,80}\]|\d+|\s+")
+# Harnesses change these in messages that they send again: stamps in brackets, ids, numbers, white space.
+_RESTAMPED = re.compile(r"\[[^\]\n]{0,80}\]|\b(?=[a-f-]*\d)[0-9a-f]{6,}(?:-[0-9a-f]{4,12})*\b|\d+|\s+")
+# Lines that begin an item of a list, an object or a tag: deeper lines below them belong to them.
+_ITEM = re.compile(r"\s*(?:[-*+|<{\[]|\d+[.)])|.*[:{\[(]\s*$")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Head:
     """One system prompt in all its versions: the pieces that every version has, in the order of the first."""
 
@@ -61,6 +65,8 @@ class _Head:
 class _Sent:
     """The messages of a session so far."""
 
+    ranks: dict[JsonValue, int] = field(default_factory=dict)
+    """Ids of tool calls, in the order in which their results were first sent."""
     # By their places and names: messages as they were first sent or generated, and what was appended to them.
     first: dict[tuple[int, str], Message] = field(default_factory=dict)
     appended: dict[tuple[int, str], str] = field(default_factory=dict)
@@ -69,9 +75,15 @@ class _Sent:
 
 @dataclass(slots=True)
 class Rewriter:
-    """Rewrites sessions; `learn` must see all of them first. `num_changed` counts calls by rule."""
+    """Rewrites sessions; `learn` must see all of them first."""
 
     num_changed: Counter[str] = field(default_factory=Counter)
+    """Rewritten calls by rule."""
+    changed: set[int] = field(default_factory=set)
+    """Groups that have such calls."""
+    left: set[int] = field(default_factory=set)
+    """Groups whose calls stay as recorded."""
+    _group: int = 0
     _heads: list[_Head] = field(default_factory=list)
     _head_of: dict[bytes, _Head] = field(default_factory=dict)
     # Tools by name, in the order in which they were first sent; objects by their values, as they were first written.
@@ -90,13 +102,21 @@ class Rewriter:
                     self._heads.append(head)
                 self._head_of[_digest(text)] = head
 
+    def group(self, call: Call) -> int:
+        """A number that the calls with versions of one system prompt share; 0 without one."""
+        text = _system_text(call.messages)
+        head = None if text is None else self._head_of.get(_digest(text))
+        return 0 if head is None else 1 + self._heads.index(head)
+
     def rewrite(self, session: Session) -> Session:
         """The session with its calls rewritten, in their order; answers are as recorded."""
         sent: dict[str | None, _Sent] = {}
         pool: list[Message] = []
         specs: list[CallSpec] = []
         for call, spec in zip(session.calls(), session.specs, strict=True):
-            messages = self._messages(call, sent.setdefault(call.agent, _Sent()))
+            self._group = self.group(call)
+            is_left = self._group in self.left
+            messages = call.messages if is_left else self._messages(call, sent.setdefault(call.agent, _Sent()))
             start = len(pool)
             pool += messages
             answer = call.completion
@@ -107,14 +127,16 @@ class Rewriter:
                     spec,
                     spans=((start, start + len(messages)),),
                     completion=None if answer is None else len(pool) - 1,
-                    tools=self._tools(call),
+                    tools=call.tools if is_left else self._tools(call),
                     prompt_tokens=None,
                 )
             )
         return msgspec.structs.replace(session, pool=pool, specs=specs)
 
     def _messages(self, call: Call, sent: _Sent) -> list[Message]:
-        messages, volatile = self._without_head(call.messages)
+        ordered, volatile = self._without_head(call.messages)
+        messages = _with_first_order(ordered, sent.ranks)
+        self._count("results", messages != ordered)
         keyed = [(index, _norm(message)) for index, message in enumerate(messages)]
         # After the last answer everything is new.
         answered = max((n for n, one in enumerate(messages) if one.get("role") == "assistant"), default=0)
@@ -126,7 +148,13 @@ class Rewriter:
             sent.first.setdefault(key, message)
         self._count("history", as_first != messages)
         messages = [self._with_first_keys(message) for message in as_first]
-        self._count("keys", messages != as_first)
+        pairs = [
+            (one["content"], other["content"]) for one, other in zip(messages, as_first, strict=True) if one != other
+        ]
+        # Equal values whose dumps differ have their keys in another order; others are escaped or spaced anew.
+        num_keys = sum(json.dumps(json.loads(str(one))) != json.dumps(json.loads(str(other))) for one, other in pairs)
+        self._count("keys", num_keys > 0)
+        self._count("history", num_keys < len(pairs))
         last = max((n for n, one in enumerate(messages) if one.get("role") in ("user", "tool")), default=None)
         if volatile and volatile != sent.last_volatile and last is not None:
             sent.appended[keyed[last]] = sent.last_volatile = volatile
@@ -178,7 +206,9 @@ class Rewriter:
         return {**message, "content": self._forms.setdefault(key, content)}
 
     def _count(self, rule: str, is_changed: bool) -> None:
-        self.num_changed[rule] += is_changed
+        if is_changed:
+            self.num_changed[rule] += 1
+            self.changed.add(self._group)
 
 
 def request_lines(session: Session) -> Iterator[bytes]:
@@ -190,9 +220,51 @@ def request_lines(session: Session) -> Iterator[bytes]:
 
 
 def _pieces(text: str) -> list[str]:
-    """The lines of a text, and the sentences of long lines; joined they are the text."""
-    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
-    return [piece for line in lines for piece in ([line] if len(line) <= _LINE_CHARS else _SENTENCE.findall(line))]
+    """The lines of a text with what belongs to them, and the sentences of long lines; joined they are the text.
+
+    An item has its deeper lines and closing brackets, and items of several lines are one list with its heading.
+    """
+    if _sorted_text(text) is not None:
+        return [text]
+    items: list[str] = []
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        last = items[-1] if items else ""
+        is_deeper = bool(line.strip()) and _indent(line) > _indent(last) and _ITEM.match(last.split("\n")[0])
+        is_end = _is_block(last) and _indent(line) == _indent(last) and line.lstrip()[:1] in ("}", "]", ")")
+        if last.strip() and (is_deeper or is_end or (_is_block(last) and line.lstrip().startswith("</"))):
+            items[-1] += line
+        else:
+            items.append(line)
+    pieces: list[str] = []
+    for item in items:
+        if pieces and _is_block(item) and (_is_block(pieces[-1]) or pieces[-1].rstrip().endswith(":")):
+            pieces[-1] += item
+        elif _is_block(item) or len(item) <= _LINE_CHARS or _ITEM.match(item) or '{"' in item:
+            pieces.append(item)
+        else:
+            pieces += _SENTENCE.findall(item)
+    return pieces
+
+
+def _is_block(item: str) -> bool:
+    return "\n" in item.rstrip()
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" \t"))
+
+
+def _with_first_order(messages: list[Message], ranks: dict[JsonValue, int]) -> list[Message]:
+    """The messages with neighboring results of tools in the order in which they were first sent."""
+    ordered: list[Message] = []
+    for is_result, some in groupby(messages, lambda message: message.get("role") == "tool"):
+        group = list(some)
+        if is_result and all("tool_call_id" in message for message in group):
+            for message in group:
+                ranks.setdefault(message["tool_call_id"], len(ranks))
+            group.sort(key=lambda message: ranks[message["tool_call_id"]])
+        ordered += group
+    return ordered
 
 
 def _unstamped(text: str) -> str:
@@ -224,6 +296,8 @@ def _norm(message: Message) -> str:
 
 def _appended(message: Message, text: str) -> Message:
     content = message.get("content")
+    if isinstance(content, str) and _sorted_text(content) is not None:
+        content = [{"type": "text", "text": content}]
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": text}]}
     return {**message, "content": f"{content or ''}\n\n{text}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from itertools import islice
 
@@ -14,18 +15,21 @@ from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
     check_inputs,
+    output_of,
     policy_of,
     read_sessions,
     with_progress,
 )
 from sglang_pic.census.simulate import simulate
+from sglang_pic.explain.bolder import Bolder
 from sglang_pic.explain.grouping import Findings
-from sglang_pic.output import output_path, write_whole
+from sglang_pic.output import write_whole
 
 _NUM_CAUSES = 8
 _NUM_TITLES = 3
 _NUM_ADVICE = 3
-_NUM_FIGURES = 3
+_MIN_TEXT = 12
+"""Columns of a terminal that a text of the table has at least."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_inputs(args)
     config = policy_of(args)
-    out = output_path(args.out, "HTML file", is_forced=args.force)
+    out = output_of(args, "HTML file")
     encoder = load_encoder(args.tokenizer)
     # All files are read first, so that a bad line in the last one is reported now and not at the end.
     passed = {file: Passed(args.strict) for file in args.files}
@@ -58,14 +62,21 @@ def run(args: argparse.Namespace) -> int:
         session.num_calls for file in args.files for session in read_sessions(file, args.limit_sessions, passed[file])
     )
     num_calls = min(num_calls, args.limit_calls or num_calls)
+    others = {
+        "--edit in_place": policy_of(args, edit="in_place"),
+        "--preset balanced": policy_of(args, preset="balanced"),
+    }
+    bolder = Bolder(encoder, {flag: other for flag, other in others.items() if other != config})
     findings = Findings()
     sources = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
     outcomes = islice(simulate(sources, encoder, config=config), num_calls)
     for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
         findings.add(outcome)
-    text = page.html_page(findings, _title(args.files), encoder.name, is_exact=encoder.is_exact)
+        bolder.add(outcome)
+    gains = bolder.gains(findings.figures)
+    text = page.html_page(findings, _title(args.files), encoder.name, gains, is_exact=encoder.is_exact)
     write_whole(out, text.encode())
-    _print_causes(findings)
+    _print_causes(findings, gains)
     notes = [f"{short_name(file)}: {summary}" for file in args.files if (summary := passed[file].summary())]
     if difference := findings.figures.difference(is_exact=encoder.is_exact):
         notes.append(difference)
@@ -81,40 +92,57 @@ def _title(files: Sequence[str]) -> str:
     return ", ".join(names[:_NUM_TITLES]) + more
 
 
-def _print_causes(findings: Findings) -> None:
-    from rich.table import Table
-
-    from sglang_pic.census.table import as_text
-
+def _print_causes(findings: Findings, gains: Sequence[tuple[str, int]]) -> None:
     figures, causes = findings.figures, findings.ranked()
     new_len = figures.prompt_tokens - figures.prefix_tokens - figures.chunk_tokens
-    parts = (("prefix hit", figures.prefix_tokens), ("recoverable", figures.chunk_tokens), ("new", new_len))
+    parts = (("prefix hit", figures.prefix_tokens), ("spliced", figures.chunk_tokens), ("computed", new_len))
     shares = ", ".join(f"{name} {num / figures.prompt_tokens:.1%}" for name, num in parts if figures.prompt_tokens)
     if figures.guarded_tokens:
-        shares += f" ({figures.guarded_tokens / figures.prompt_tokens:.1%} because of a changed field)"
-    print(f"{figures.calls:,} calls, {figures.prompt_tokens:,} prompt tokens: {shares or '-'}\n")
-    table = Table("lost", "recovered", "calls", "what broke the prefix", "worst place", box=None, pad_edge=False)
+        shares += f" ({figures.guarded_tokens / figures.prompt_tokens:.1%} guarded)"
+    print(f"{figures.calls:,} calls, {figures.prompt_tokens:,} prompt tokens: {shares or '-'}")
+    for flag, count in gains:
+        risk = ", and an answer may have the old value" if "edit" in flag else ""
+        print(f"With {flag} {count:,} tokens ({count / figures.prompt_tokens:.1%}) would be spliced{risk}.")
+    rows = []
     for group in causes[:_NUM_CAUSES]:
         total = group.total
         if total.num_lost:
-            counts = (f"{count:,}" for count in (total.num_lost, total.num_recovered, total.num_calls))
-            table.add_row(*counts, group.cause.label, group.places[0].signature)
+            counts = (total.num_lost, total.num_spliced, total.num_guarded, total.num_calls)
+            rows.append((*(f"{count:,}" for count in counts), group.cause.label, group.places[0].signature))
     if figures.appending_calls:
-        appended = f"{figures.appended_tokens:,}", f"{figures.appending_calls:,}"
-        table.add_row("-", *appended, "(nothing: appended text repeats)", "")
-    if not table.rows:
-        print("No break cost tokens.\n")
+        appended = f"{figures.appended_tokens:,}", "-", f"{figures.appending_calls:,}"
+        rows.append(("-", *appended, "(nothing: appended text repeats)", ""))
+    if not rows:
+        print("\nNo break cost tokens.\n")
         return
-    for number, column in enumerate(table.columns):
-        column.no_wrap, column.overflow = True, "ellipsis"
-        if number < _NUM_FIGURES:
-            # A narrow terminal cuts the texts, not the figures.
-            column.justify, column.min_width = "right", max(map(len, map(str, (column.header, *column.cells))))
-    print(f"{as_text(table)}\n")
+    print(f"\n{_table(rows)}\n")
     print(
-        "lost: were there before, and a prefix cache computes them again; recovered: this cache splices these of them."
+        "lost: were there before, and a prefix cache computes them again; spliced: this cache moves these of them;\n"
+        "guarded: computed, because a field before them has another value."
     )
     for group in causes[:_NUM_ADVICE]:
         if group.total.num_lost:
             print(f"\n{group.cause.label}. {group.cause.advice}")
     print()
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """The figures whole, and the two texts in what is left of the terminal's width."""
+    from rich.table import Table
+
+    from sglang_pic.census.table import WIDTH, as_text
+
+    table = Table(
+        "lost", "spliced", "guarded", "calls", "what broke the prefix", "worst place", box=None, pad_edge=False
+    )
+    for row in rows:
+        table.add_row(*row)
+    widths = [max(map(len, map(str, (column.header, *column.cells)))) for column in table.columns]
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    left = max(2 * _MIN_TEXT, width - sum(widths[:-2]) - 2 * (len(widths) - 1))
+    widths[-2] = min(widths[-2], left - min(widths[-1], left // 2))
+    widths[-1] = min(widths[-1], left - widths[-2])
+    for number, column in enumerate(table.columns):
+        column.width, column.no_wrap, column.overflow = widths[number], True, "ellipsis"
+        column.justify = "right" if number < len(widths) - 2 else "left"
+    return as_text(table, width=width)

