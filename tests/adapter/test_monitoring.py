@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from sglang_pic.adapter.features.audit import audit_metrics as audit
-from sglang_pic.adapter.metrics import MAX_VALUES, OTHER, Metric, MetricKind, Series
+from sglang_pic.adapter.metrics import Series
 
 pytest.importorskip("torch", reason="the list of metrics is read from the adapter")
 from pic_bench.pages import board
@@ -151,27 +151,3 @@ def test_every_value_of_a_label_is_exported_from_the_start(registry: object) -> 
     assert (after[audit.SUSPENDED.name, "changed"], after[audit.SUSPENDED.name, "plain"]) == (2, 0)
     assert (after[f"{audit.KL.name}_count", "plain"], after[f"{audit.KL.name}_count", "changed"]) == (1, 0)
     assert (buckets(registry, "0.01"), buckets(registry, "0.03")) == (0, 1)
-
-
-def test_a_label_without_listed_values_is_bounded(registry: object) -> None:
-    metric = Metric("a_total", MetricKind.COUNTER, "help", label="tenant")
-    series = Series([metric], LABELS)
-    for _ in range(2):
-        for number in range(MAX_VALUES + 3):
-            series.add(metric, value=f"tenant {number}")
-    found = {value: amount for (name, value), amount in samples(registry).items() if name == "a_total"}
-    assert found == {f"tenant {number}": 2 for number in range(MAX_VALUES)} | {OTHER: 6}
-
-
-def test_a_value_that_is_not_declared_is_an_error(registry: object) -> None:
-    series = Series([Metric("a_total", MetricKind.COUNTER, "help", label="reason", values={"x": "because"})], LABELS)
-    with pytest.raises(KeyError):
-        series.add(Metric("a_total", MetricKind.COUNTER, "help"), value="y")
-
-
-def test_without_labels_nothing_is_exported(registry: object) -> None:
-    series = Series(audit.METRICS, None)
-    series.add(audit.SKIPPED, value="memory")
-    series.set(audit.SUSPENDED, 2)
-    series.observe(audit.KL, 0.02)
-    assert samples(registry) == {}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import pickle
 import re
 from argparse import ArgumentParser
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,15 +74,6 @@ def put(ctx: Any, path: str, value: object) -> None:
     for parent in parents:
         ctx = getattr(ctx, parent)
     setattr(ctx, name, value)
-
-
-# What SGLang chooses on Ampere, Hopper and Blackwell.
-@pytest.mark.parametrize("backend", ["triton", "flashinfer", "fa3", "trtllm_mha"])
-@pytest.mark.parametrize("algorithm", [None, "STANDALONE", "EAGLE", "EAGLE3", "NGRAM"])
-def test_a_server_is_admitted_with_any_draft(backend: str, algorithm: str | None) -> None:
-    ctx = context(backend)
-    ctx.server_args.speculative_algorithm = algorithm
-    check_support(ctx)
 
 
 @pytest.mark.feature("recurrent state", "rows of several positions")
@@ -212,37 +201,6 @@ def test_a_decode_server_needs_nothing_of_what_splices(monkeypatch: pytest.Monke
 def test_a_backend_that_is_refused_comes_with_the_flag_that_helps(backend: str, way_out: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"the prefill attention backend '{backend}': .*{way_out}"):
         check_support(context(backend))
-
-
-@pytest.mark.parametrize(
-    ("flags", "refused"),
-    [
-        ("--dp-size 2", None),
-        ("--tp-size 2 --attn-dp-size 2", None),
-        ("--tp-size 2 --dp-size 2 --enable-dp-attention", None),
-        ("--tp-size 2 --dwdp-size 2", "--dwdp-size 2"),
-        ("--tp-size 2 --attn-cp-size 2", "--attn-cp-size 2"),
-        ("--enable-prefill-cp --cp-strategy zigzag", "--enable-prefill-cp"),
-        ("--tp-size 2 --dcp-size 2", "--dcp-size 2"),
-        ("--pipeline-parallel-size 2", "--pp-size 2"),
-    ],
-)
-def test_every_spelling_is_read_as_sglang_resolves_it(
-    flags: str, refused: str | None, model_dir: Callable[[str], Path]
-) -> None:
-    """SGLang's own arguments, as they reach the scheduler's process: as given, with what it made of them apart."""
-    model = "tiny-mla" if "dwdp" in flags else "tiny-gqa"
-    args = server_args.prepare_server_args(
-        ["--model-path", str(model_dir(model)), "--device", "cpu", "--radix-cache-backend", "pic", *flags.split()]
-    )
-    args.resolve_once()
-    ctx = context()
-    ctx.server_args = pickle.loads(pickle.dumps(args))
-    if refused is None:
-        check_support(ctx)
-        return
-    with pytest.raises(UnsupportedError, match=rf"does not work with {refused}: "):
-        check_support(ctx)
 
 
 ELSEWHERE = {

@@ -22,7 +22,6 @@ from pic_traces.data import DATA
 from pic_traces.errors import ReplayError, TraceError
 
 from sglang_pic.cli import main
-from sglang_pic.output import write_whole
 from tests.helpers.files import files_up_to
 from tests.helpers.replay_server import ENV, FakeServer, Handler, QuietServer, command, write_trace
 
@@ -57,26 +56,6 @@ def test_a_full_disk_under_a_replay(fake: FakeServer, tmp_path: Path) -> None:
     with files_up_to(4_096), pytest.raises(ReplayError, match=r"run: cannot be written: File too large"):
         run_replay(options)
     assert not (tmp_path / "run" / "summary.json").exists()
-
-
-def test_what_was_there_stays_where_the_disk_is_full(tmp_path: Path) -> None:
-    path, data = tmp_path / "file", b"measured\n" * 100
-    write_whole(path, data)
-    with files_up_to(5), pytest.raises(OSError, match="File too large"):
-        write_whole(path, data)
-    assert path.read_bytes() == data
-    assert os.listdir(tmp_path) == ["file"]
-    write_whole(path, data)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
-def test_what_a_disk_says_is_no_traceback(monkeypatch: Patch, capsys: Capture, number: int) -> None:
-    def refuse(_: object) -> int:
-        raise OSError(number, os.strerror(number), "a/file")
-
-    monkeypatch.setattr("sglang_pic.census.run_census.run", refuse)
-    assert main(["census", "anything"]) == 1
-    assert capsys.readouterr().err.startswith(f"sglang-pic: error: a/file: {os.strerror(number)}")
 
 
 def test_a_subfolder_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pic_generate import WORKLOADS, Option, Options, list_options
-from pic_generate.source_code import make_code
-from pic_generate.vocabulary import load_token_counter
 from pic_traces import Call, load
 from pic_traces.errors import TraceError
 
@@ -94,57 +88,6 @@ def test_texts_stay_as_they_are(spec: str) -> None:
     assert digest(calls) == TEXTS[spec]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_the_seed_and_a_tokenizer_decide(spec: str, tokenizer_folder: Path) -> None:
-    options = ("&seed=5", "&seed=6", f"&tokenizer={tokenizer_folder}")
-    first, again = ([digest(list(load(spec + option))) for option in options] for _ in range(2))
-    assert first == again
-    assert len({*first, digest(list(load(spec)))}) == 4
-
-
-def system_parts(spec: str) -> list[tuple[str, ...]]:
-    """The paragraphs of every call's system message."""
-    return [tuple(str(call.messages[0]["content"]).split("\n\n")) for call in all_calls(spec)]
-
-
-def tool_lists(spec: str) -> list[list[str]]:
-    """The tools of every call, each as compact JSON."""
-    return [[json.dumps(tool, separators=(",", ":")) for tool in call.tools or []] for call in all_calls(spec)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose tokens are words and punctuation marks."""
-    tokenizers = pytest.importorskip("tokenizers")
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def num_pieces(text: str) -> int:
-    """What that tokenizer counts."""
-    return len(re.findall(r"\w+|[^\w\s]+", text))
-
-
-@given(size=st.integers(0, 120), seed=st.integers(0, 5))
-@settings(max_examples=30)
-def test_a_tokenizer_makes_lengths_exact(size: int, seed: int, tokenizer_folder: Path) -> None:
-    spec = f"gen:agent_meta?header=30&jitter=0&body={size + 1}&calls=1&sessions=1&seed={seed}"
-    ((header, body),) = system_parts(f"{spec}&tokenizer={tokenizer_folder}")
-    assert num_pieces(header) == 30
-    assert num_pieces(body) == size + 1
-
-
-def test_code_and_tools_follow_a_tokenizer(tokenizer_folder: Path) -> None:
-    """A tool to a word, code to a line."""
-    codes = [make_code(random.Random(seed), 300, load_token_counter(str(tokenizer_folder))) for seed in range(8)]
-    assert all(285 <= num_pieces(code) <= 300 for code in codes)
-    for tools in tool_lists(f"gen:reorder?items=tools&length=90&sessions=2&tokenizer={tokenizer_folder}"):
-        assert all(89 <= num_pieces(tool) <= 91 for tool in tools)
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -166,13 +109,6 @@ def test_code_and_tools_follow_a_tokenizer(tokenizer_folder: Path) -> None:
 def test_bad_specs(spec: str, message: str) -> None:
     with pytest.raises(TraceError, match=rf"^{re.escape(spec)}: {message}"):
         load(spec)
-
-
-def test_an_unknown_name_lists_all() -> None:
-    assert list(SMALL) == list(WORKLOADS), "the tests have every workload"
-    with pytest.raises(TraceError) as caught:
-        load("gen:?calls=1")
-    assert all(f"gen:{name}: {workload.summary}" in str(caught.value) for name, workload in WORKLOADS.items())
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

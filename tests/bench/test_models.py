@@ -27,7 +27,7 @@ from pic_models import (
     store,
     tiny,
 )
-from pic_models.mla_layer import GroupedAttention, MlaShape, convert, share_keys
+from pic_models.mla_layer import MlaShape
 from pic_platform import torchvision_shim
 
 from sglang_pic.errors import ConfigError, PicError
@@ -142,47 +142,6 @@ def test_tiny_model_is_complete_and_deterministic(tmp_path: Path, capsys: Captur
     assert tokenizer.eos_token_id == smollm2.EOS_ID
 
 
-@pytest.mark.parametrize("name", sorted(drafts.DRAFTS))
-def test_drafts_are_made_of_layers_that_they_can_load(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    """What is copied is the target's; what is added has the shapes of SGLang's heads."""
-    from safetensors.torch import load_file
-
-    monkeypatch.setattr(smollm2, "write_tokenizer", lambda _target, _progress: None)
-    drafts.DRAFTS[name](tmp_path, str)
-    weights = load_file(tmp_path / "model.safetensors")
-    made = {name: tuple(weight.shape) for name, weight in weights.items()}
-    hidden = tiny.HIDDEN
-    if name == "tiny-gqa-eagle":
-        copied = "layers.3.mlp.down_proj.weight"
-        target = tiny.draw_weights(tiny.RECIPES["tiny-gqa"])
-        assert torch.equal(weights[copied], target[f"model.{copied}"].bfloat16())
-        assert made.pop("fc.weight") == (hidden, 2 * hidden)
-        assert made.pop("fc.bias") == (hidden,)
-        assert len(made) == 4 * 9 - 1
-    elif name == "tiny-gqa-eagle3":
-        assert made["fc.weight"] == (hidden, 3 * hidden)
-        assert made["midlayer.self_attn.k_proj.weight"] == (128, 2 * hidden)
-        assert len(made) == 9 + 4
-    elif name == "tiny-qwen2.5-vl-eagle3":
-        target = tiny.draw_weights(tiny.RECIPES["tiny-qwen2.5-vl"])
-        copied = target["model.layers.2.mlp.down_proj.weight"]
-        assert torch.equal(weights["layers.3.mlp.down_proj.weight"], copied.bfloat16())
-        assert made["midlayer.self_attn.k_proj.weight"] == (hidden, 2 * hidden)
-        assert made["layers.1.self_attn.k_proj.weight"] == (hidden, hidden)
-        assert len(made) == 4 * 9 + 4
-    else:
-        is_mtp = name.endswith("-mtp")
-        places = ["model.layers.4."] if is_mtp else [f"model.mtp.layers.{head}." for head in range(3)]
-        first, *heads = (
-            {key.removeprefix(place) for key in made if key.startswith(place)} for place in ("model.layers.0.", *places)
-        )
-        norm = "shared_head.norm" if is_mtp else "final_layernorm"
-        for head in heads:
-            assert head - first == {"eh_proj.weight", "enorm.weight", "hnorm.weight", f"{norm}.weight"}
-        if is_mtp:
-            assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
-
-
 def test_two_processes_build_once(tmp_path: Path) -> None:
     """Both find no model; one of them waits for the other's lock."""
     context = multiprocessing.get_context("fork")
@@ -213,68 +172,10 @@ def test_two_processes_build_once(tmp_path: Path) -> None:
 
 
 HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 96, 6, 3, 8
-NUM_IDLE = 16
-"""Directions of the input that carry nothing."""
-
-
-def _draw_layer(seed: int = 0) -> GroupedAttention:
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=draw, dtype=torch.float64) / HIDDEN**0.5
-
-    key, value = normal(2, NUM_KV_HEADS, HEAD_DIM, HIDDEN)
-    key[..., -NUM_IDLE:] = value[..., -NUM_IDLE:] = 0.0
-    return GroupedAttention(
-        query=normal(NUM_HEADS, HEAD_DIM, HIDDEN), key=key, value=value, output=normal(HIDDEN, NUM_HEADS * HEAD_DIM)
-    )
-
-
-def _draw_inputs(num_tokens: int = 24) -> torch.Tensor:
-    """Normalised inputs that hardly point into the last directions, which no key and no value asks for either."""
-    draw = torch.Generator().manual_seed(1)
-    inputs = torch.randn(num_tokens, HIDDEN, generator=draw, dtype=torch.float64)
-    inputs[:, -NUM_IDLE:] *= 1e-3
-    return inputs / inputs.square().mean(-1, keepdim=True).sqrt()
-
-
-def _moments(inputs: torch.Tensor) -> torch.Tensor:
-    return inputs.T @ inputs / len(inputs)
 
 
 def _error(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float((result - expected).norm() / expected.norm())
-
-
-def test_shared_key_is_the_best_one() -> None:
-    """No other split that keeps one rotary key leaves less of the scores without rotation."""
-    layer, inputs = _draw_layer(), _draw_inputs(200)
-    moments = _moments(inputs).to(torch.complex128)
-    query, key = (torch.complex(*heads.chunk(2, dim=-2)) for heads in (layer.query, layer.key))
-    shared = share_keys(query, key, moments.real)
-
-    def left(rest: torch.Tensor) -> float:
-        total = 0.0
-        for head, rows in enumerate(query):
-            keys = torch.einsum("fj,jfh->fh", rest[:, head // 2], key)
-            energies = [torch.einsum("fh,hg,fg->f", side, moments, side.conj()).real for side in (rows, keys)]
-            total += float((energies[0] * energies[1]).sum())
-        return total
-
-    best = left(shared.rest)
-    draw = torch.Generator().manual_seed(2)
-    one = torch.eye(NUM_KV_HEADS, dtype=torch.complex128)
-    for size in (0.02, 0.3):
-        for _ in range(10):
-            noise = size * torch.randn(2, *shared.mix.shape, generator=draw, dtype=torch.complex128)
-            other = one - (shared.spread + noise[0])[..., :, None] * (shared.mix + noise[1])[..., None, :]
-            assert left(other) > best
-
-
-@pytest.mark.parametrize("shape", [(47, 12, 16), (80, 7, 16), (80, 12, 7)])
-def test_shape_that_cannot_hold_the_layer_is_refused(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="too small"):
-        convert(_draw_layer(), _moments(_draw_inputs()), MlaShape(*shape))
 
 
 def _small_llama() -> object:

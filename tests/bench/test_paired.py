@@ -11,13 +11,12 @@ import torch
 from msgspec.structs import replace
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.paired import __main__ as paired
-from pic_bench.paired.arms import POLICIES, attended_arms, blocks_of, policy_arms
+from pic_bench.paired.arms import POLICIES, attended_arms, policy_arms
 from pic_bench.paired.cases import TRACE_TOKENS, Cases, Prompt
-from pic_bench.paired.changed import changed_arms
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import Record
-from pic_bench.paired.table import losses, most_lost, table_of
+from pic_bench.paired.table import losses, table_of
 from pic_traces.encode import load_encoder
 
 KINDS = ("order", "drawn", "copies", "gone", "fields", "sample:opendevin")
@@ -51,19 +50,6 @@ def test_a_full_pass_says_what_the_model_knows(model_dir: Callable[[str], Path])
         assert text.text([int(logits[-1].argmax())]) == known
 
 
-def test_rows_that_moved_with_all_that_is_before_them_are_those_of_a_full_pass(forward: Forward) -> None:
-    """And gaps computed between them: only places relative to one another count."""
-    ids, shift = torch.arange(3, 60), 7
-    rows = forward.rows(len(ids))
-    whole = forward.compute(ids, torch.arange(len(ids)), rows)
-    moved = forward.rows(len(ids) + shift)
-    moved.take(rows, shift, shift + 30, 0)
-    moved.take(rows, shift + 40, shift + 50, 40)
-    gaps = torch.tensor([*range(30, 40), *range(50, len(ids))])
-    found = forward.compute(ids[gaps], gaps + shift, moved)
-    torch.testing.assert_close(found, whole[gaps], atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_spliced_are_the_prompts_own_tokens(prompts: dict[str, Prompt], kind: str) -> None:
     prompt = prompts[kind]
@@ -77,11 +63,6 @@ def test_what_is_spliced_are_the_prompts_own_tokens(prompts: dict[str, Prompt], 
     num = {name: sum(block.end - block.start for block in arm.blocks) for name, arm in arms.items()}
     assert num["exact"] == num["unrotated"] == num["most"] == prompt.plans["most"].num_spliced
     assert num["tokens-3"] == num["seam-64"], "random choice computes as many"
-
-
-def test_documents_drawn_anew_come_from_three_requests_and_ordered_ones_from_one(prompts: dict[str, Prompt]) -> None:
-    donors = {kind: {run.donor for run in prompts[kind].plans["most"].runs} for kind in ("order", "drawn")}
-    assert len(donors["order"]) == 1 < len(donors["drawn"])
 
 
 def test_exact_rows_cost_nothing_and_the_second_pass_computes_a_whole_block(
@@ -101,22 +82,6 @@ def test_exact_rows_cost_nothing_and_the_second_pass_computes_a_whole_block(
         last = len(prompt.ids) - max(block.end for block in blocks[0].blocks)
         assert found["block-1"].again - last in sizes
         assert found["block-1"].spliced < found["any-order"].spliced
-
-
-def test_behind_a_changed_field_its_text_and_what_names_it_are_computed(
-    model_dir: Callable[[str], Path], prompts: dict[str, Prompt]
-) -> None:
-    prompt, text = prompts["fields"], ModelText(model_dir("smollm2"))
-    donors = list({run.donor: None for run in prompt.plans["most"].runs})
-    old = donors[0].tokens()
-    arms = {arm.name: arm for arm in changed_arms(prompt.ids, old, blocks_of(prompt.plans["most"], donors), text, 2)}
-    spliced = {name: {at for block in arm.blocks for at in range(block.start, block.end)} for name, arm in arms.items()}
-    assert spliced["named"] <= spliced["text-end"] > spliced["window"] >= spliced["clause"]
-    assert max(spliced["text-end"]) < len(prompt.ids) - 32
-    changed = min(spliced["text-end"])
-    assert text.text(prompt.ids[:changed])[-1] == "\n"
-    whole = [text.text(prompt.ids[block.start : block.end]) for block in arms["pieces-2"].whole]
-    assert all(piece.endswith("\n") for piece in whole[:-1] if len(text.ids(piece)) < 100)
 
 
 RECORD = Record(
@@ -143,13 +108,6 @@ def test_losses_are_counted_in_pairs() -> None:
     assert (loss.prompts, loss.lost, loss.won, loss.kl, loss.computed) == (2, 1, 1, 0.2, 0.2)
     assert (drawn.lost, drawn.won, drawn.computed) == (0, 1, 0.3)
     assert [row[:3] for row in table_of(records).rows] == [["order", arm, "2"] for arm in ("exact", "s32", "random")]
-
-
-@pytest.mark.parametrize(
-    ("lost", "won", "num", "bound"), [(0, 0, 300, 0.0054), (3, 0, 300, 0.0207), (9, 3, 300, 0.0386)]
-)
-def test_three_hundred_prompts_tell_three_points(lost: int, won: int, num: int, bound: float) -> None:
-    assert most_lost(lost, won, num) == pytest.approx(bound, abs=1e-3)
 
 
 def test_a_run_goes_on_where_it_ended(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@ not is. Faults and records: keys left unrotated and rows corrupted, of the reque
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
-from pic_bench.probe_plugin.plugin import _count, _Faults
+from pic_bench.probe_plugin.plugin import _Faults
 from pic_bench.probe_plugin.recorder import Recorder
 from pic_bench.probe_plugin.row_watch import RowWatch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -217,27 +216,6 @@ def test_the_next_pass_reads_the_rows_of_its_request(server: Server, caplog: pyt
     assert "prefill: row 1 behind 0" in told, "the pass that wrote the row"
 
 
-def test_rows_of_drafted_tokens_are_replaced_until_they_are_accepted(server: Server) -> None:
-    slots = torch.arange(13, 16)
-    server.watch.on_alloc(slots, None)
-    server.verify(1, DONOR, [1, 2, 3], slots)
-    server.verify(1, [*DONOR, 1], [4, 5], slots[1:])
-    server.verify(1, [*DONOR, 1, 4], [6], slots[2:])
-    assert not server.watch.found
-    server.verify(1, DONOR, [1, 2], DONOR_SLOTS[:2])
-    assert server.watch.found["written while owned by others"] == 2
-
-
-def test_a_drafts_rows_are_spliced_as_they_were_computed(server: Server) -> None:
-    server.draft_pass(DONOR_SLOTS[:4])
-    server.reuse()
-    assert not server.watch.found
-    server.draft_rows[DONOR_SLOTS[5]] += 1
-    server.watch.on_alloc(READER_SLOTS, None)
-    server.reuse()
-    assert dict(server.watch.found) == {"spliced from a draft's row that changed": 1}
-
-
 def test_rows_in_the_tree_are_those_that_were_written(server: Server) -> None:
     def num_wrong(tokens: torch.Tensor | None, shift: int = 0) -> int:
         return server.watch.check_slots(DONOR_SLOTS, tokens, torch.arange(12) + shift)
@@ -248,15 +226,6 @@ def test_rows_in_the_tree_are_those_that_were_written(server: Server) -> None:
     assert num_wrong(None) == 1
     server.watch.on_clear()
     assert num_wrong(torch.tensor(DONOR)) == 12
-
-
-def test_a_pass_of_no_request_writes_borrowed_slots_only(server: Server) -> None:
-    borrowed = torch.arange(40, 43)
-    server.watch.on_alloc(borrowed, None)
-    server.compute_apart(borrowed, DONOR[:3], torch.arange(3))
-    assert not server.watch.found
-    server.compute_apart(DONOR_SLOTS[:2], DONOR[:2], torch.arange(2))
-    assert server.watch.found == {"written by a pass of no request": 2}
 
 
 def probed(probe: RequestProbe | None = None, **fields: Any) -> Any:
@@ -287,14 +256,6 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
     faults.lay_out(gap, path, plans[2:3], SimpleNamespace(reqs=reqs[2:3]), None)
     faults.move_rows(None, path, gap)
     assert keys.float()[501].item() == -1
-
-
-def test_gap_passes_are_counted_by_what_computed_them() -> None:
-    passes = Counter[bool]()
-    for recover, of_draft, is_replayed in ((None, False, False), (1, True, False), (1, False, True), (1, False, False)):
-        planned, output = SimpleNamespace(of_draft=of_draft), SimpleNamespace(can_run_graph=is_replayed)
-        _count(passes, output, SimpleNamespace(recover=recover), None, None, None, planned, None)
-    assert passes == {True: 1, False: 1}, "neither start-up's nor a draft's"
 
 
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
-import msgspec
 import pytest
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import Run
 from pic_bench.environment import capture_environment
-from pic_bench.fidelity.record import Experiment, Probe, append_lines
+from pic_bench.fidelity.record import Probe, append_lines
 from pic_bench.fidelity.report import headline, write_report
 from pic_bench.out_folder import write_json
 from pic_bench.report.study import RESULTS
@@ -28,7 +27,7 @@ from pic_traces.errors import ReplayError
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
-from tests.helpers.fidelity_records import CONTROLS, probe
+from tests.helpers.fidelity_records import probe
 
 
 class Page(HTMLParser):
@@ -176,29 +175,12 @@ def test_page_and_drawing_are_self_contained_and_well_formed(tmp_path: Path) -> 
     assert "prefers-color-scheme" in (alone.find("{http://www.w3.org/2000/svg}style").text or "")
 
 
-@pytest.mark.parametrize("arms", [("stock",), ("stock", "pic-off"), ("stock", "stock-again")])
-def test_every_choice_of_arms_renders(tmp_path: Path, arms: tuple[str, ...]) -> None:
-    report(tmp_path, *arms)
-    text = (tmp_path / "report.md").read_text("utf8")
-    assert ("The noise floor was not measured" in text) == ("stock-again" not in arms)
-
-
 def test_arms_are_compared_with_stock_and_the_floor_is_stock_without_a_cache(tmp_path: Path) -> None:
     others = ("pic", "stock-again", "stock-cold")
     summary = report(tmp_path, others[0], "stock", *others[1:]).summary
     assert [(pair.baseline, pair.arm) for pair in summary.comparisons] == [("stock", arm) for arm in others]
     assert summary.paired == summary.comparisons[0]
     assert summary.floor == summary.comparisons[2]
-
-
-def test_a_run_without_answers_renders(tmp_path: Path) -> None:
-    """A trace whose every prompt is too long still ends with a report that says so."""
-    report(tmp_path, "stock", "pic")
-    for packed in tmp_path.glob("arms/*/requests.jsonl.gz"):
-        packed.unlink()
-        packed.with_suffix("").write_bytes(b"")
-    write_all(tmp_path)
-    assert "there is nothing to compare" in (tmp_path / "report.md").read_text("utf8")
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -209,48 +191,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def run_of(path: Path, probes: Iterable[Probe]) -> Path:
     append_lines(path / "probes.jsonl", probes)
     return path
-
-
-def report_of(path: Path, probes: Iterable[Probe]) -> str:
-    write_report(run_of(path, probes))
-    return (path / "report.md").read_text("utf8")
-
-
-def test_the_page_is_one_file_and_well_formed(tmp_path: Path) -> None:
-    config = {"model": "models/tiny & small", "dtypes": ["float32"], "min_chunk_hit": 256, "policies": ["default"]}
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
-    write_json(tmp_path / "environment.json", msgspec.structs.replace(capture_environment(), cpu="A <CPU>"))
-    (tmp_path / "left_out.jsonl").write_text('{"experiment":"qa","dtype":"float32","prompt":"g","reason":"r"}\n{"exp')
-    written = report_of(tmp_path, [probe(text="the box holds a `seam-1` <b>")])
-    assert "qa, float32: 1 prompt not spliced as meant" in written
-    text = (tmp_path / "report.html").read_text("utf8")
-    page = Page(text)
-    assert page.fetched == []
-    assert "url(" not in text
-    words = " ".join(page.words)
-    assert all(said in words for said in ("Fidelity of tiny & small", "A <CPU>", "the box holds a `seam-1` <b>"))
-    for name in set(re.findall(r"var\(--([a-z0-9-]+)\)", text)):
-        assert text.count(f"--{name}:") == 2, f"--{name} is not defined for light and dark"
-
-
-def test_what_the_figures_rest_on_is_said(tmp_path: Path) -> None:
-    at = {"experiment": Experiment.TRACE}
-    probes = [probe(prompt=f"p{i}", top1_probability=0.1, text="a\n````\n## no heading", **at) for i in range(3)]
-    written = report_of(tmp_path, [*probes, probe(arm="exact", prompt="p0", kl=0.0, **at), probes[1]])
-    assert "In 1 cell up to 2 prompts measured in one of arm and floor only" in written
-    assert "(2 not paired)" in written
-    assert "1 record measured again" in written
-    assert "The smallest cell has n = 1" in written
-    assert "†: the full prefill itself is not competent here" in written
-    marks = {row.split()[1]: "100 %† |" in row for row in written.splitlines() if "100 %" in row}
-    assert marks == {"exact": False, "seam": True}, "only where the full prefill is undecided"
-    assert "\n`````text\na\n````\n## no heading\n`````\n" in written, "the text of a prompt cannot end its fence"
-
-
-def test_controls_alone_make_a_report(tmp_path: Path) -> None:
-    summary = write_report(run_of(tmp_path, [probe(arm=arm, kl=0.0) for arm in CONTROLS]))
-    assert (summary.worst, [*tmp_path.glob("*.svg")]) == ([], [])
-    assert "exact" in headline(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -18,12 +17,9 @@ from pic_bench.frame import Finding, Study, at_least
 from pic_bench.report.markdown import Table
 from pic_bench.report.study import RESULTS
 from pic_bench.soak.__main__ import Control, Soak
-from pic_bench.soak.__main__ import main as soak
 from pic_bench.soak.client import TOLERANCE, difference
-from pic_bench.soak.load import SETTING, Fault, requests, sessions
+from pic_bench.soak.load import Fault, requests, sessions
 from pic_bench.soak.patient import Memory
-from pic_models import MODEL_NAMES
-from pic_models.vision import TOKEN_IDS
 from pic_traces.encode import load_encoder
 
 from sglang_pic.errors import BenchError
@@ -79,17 +75,6 @@ def test_how_a_study_with_servers_ends(capsys: pytest.CaptureFixture[str]) -> No
         assert not folders[0].exists()
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    main = make()
-    for words in (["--help"], ["--count", "0"]):
-        with pytest.raises(SystemExit):
-            main(words)
-    shown = capsys.readouterr()
-    assert "    an indented line" in shown.out
-    assert "how many (default: 2)" in shown.out
-    assert "argument --count: 0: must be 1 or more" in shown.err
-
-
 TOP = ({1: -0.5, 2: -0.5001, 3: -4.0}, {4: -0.1, 5: -3.0})
 
 
@@ -134,27 +119,6 @@ def test_a_seed_gives_the_same_requests_and_all_of_their_kinds() -> None:
     assert {(request.cache_salt, request.extra_key) for request in drawn} > {(None, None), (None, "key-a")}
     assert all(request.rid.count("-") == 3 for request in drawn)
     assert len({request.rid for request in drawn}) == len(drawn)
-
-
-def test_a_soak_of_images_sends_one_in_the_same_text_with_every_request_of_a_session() -> None:
-    session = next(iter(sessions(load_encoder(None), 5)))
-    plain, sent = (requests(session, 0, 5, with_images=each) for each in (False, True))
-    assert all({*TOKEN_IDS.values()} - {TOKEN_IDS["video_token_id"]} <= {*request.prompt} for request in sent)
-    assert len({str(request.body["image_data"]) for request in sent}) == 1
-    assert all("image_data" not in request.body for request in plain)
-
-
-@pytest.mark.parametrize("name", SETTING.setups)
-def test_a_setup_has_known_models_and_parts_and_a_draft_without_mixed_chunks(name: str) -> None:
-    setup = SETTING.setups[name]
-    named = re.findall(r"\{models\}/(\S+)", setup.patched_flags)
-    assert {setup.model, *named} <= {*MODEL_NAMES}
-    assert ("--enable-mixed-chunk" in setup.patched_flags) == ("--speculative-" not in setup.patched_flags)
-
-
-def test_a_soak_of_an_unknown_setup_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert soak(["--setups", "plain,draughts"]) == 1
-    assert "--setups draughts: must be of plain, page16" in capsys.readouterr().err
 
 
 def test_a_soak_is_clean_where_nothing_is_wrong_and_the_controls_were_found() -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from pic_bench.compare.server import Server as CompareServer
 from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.passes import Call, session_calls
 from pic_bench.fidelity.record import Probe, read_lines
 from pic_bench.fidelity.target import Recorded
@@ -176,25 +175,6 @@ def test_too_few_sessions_certify_nothing_and_it_says_how_many_it_takes(tune: Tu
     assert (code, summary.certified) == (1, None)
     assert 32 <= summary.needed <= 48
     assert f"20 of 80 sessions were measured, and it takes about {summary.needed} to show" in summary.said
-
-
-def test_a_call_behind_a_changed_field_is_drawn_too(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
-    """The first draw is the same one with and without such calls in it."""
-    rng, path, names = random.Random(1), tmp_path / "logs.jsonl", ("Antwerp", "Bergen", "Cadiz")
-    rules = make_text(rng, 300)
-    with path.open("w") as file:
-        for name in names:
-            words = [f"The harbour is {name}. {rules}", *(make_text(rng, 20) for _ in range(4))]
-            roles = ("system", *2 * ("user", "assistant"))
-            messages = [{"role": role, "content": text} for role, text in zip(roles, words, strict=True)]
-            print(json.dumps({"session_id": name, "messages": messages, "turns": [2, 4]}), file=file)
-    model = str(model_dir("smollm2"))
-    drawn = sample.draw([str(path)], model, ModelText(Path(model)), 3, 0)
-    # The second call goes on with the first one's rows; the first session has nobody before it.
-    assert drawn.sample.changed == ("001-000", "002-000")
-    assert len(drawn.sample.drawn) == 3
-    assert drawn.measured == {*drawn.sample.drawn, *drawn.sample.changed}
-    assert drawn.sample.num_measured == len(drawn.measured)
 
 
 @pytest.mark.parametrize(

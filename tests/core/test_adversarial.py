@@ -9,14 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from pic_bench.probe_plugin.invariants import check
 
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Tokens, as_tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Tokens, as_tokens
 from sglang_pic.core.chunker import xxh3_name
 from sglang_pic.core.plan import CostModel, DropReason, PlanOptions
-from sglang_pic.core.token_loops import ENDING_LEN
-from tests.helpers.core_builders import CLOSE, donor_spans, index_of, join, plan_of, publish, text
+from tests.helpers.core_builders import CLOSE, index_of, join, plan_of, publish, text
 
 UNBOUNDED = CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_tokens=1 << 40, max_index_bytes=1 << 44)
 
@@ -80,68 +78,6 @@ def test_a_search_that_has_used_up_its_budget_ends_and_says_so() -> None:
     assert plan.dropped[DropReason.BUDGET] == 1
     assert plan.num_computed < 3_500
     check(index)
-
-
-@pytest.mark.parametrize("length", range(4))
-@pytest.mark.parametrize("ids", [[7, 7, 7, 7], [7, 8, 7, 8], [-1, 0, 1, 2]])
-def test_prompts_of_hardly_any_tokens(ids: list[int], length: int) -> None:
-    index = ContentIndex(replace(MOST_REUSE, sink_tokens=0, min_run_tokens=1, min_spliced_tokens=1))
-    prompt = as_tokens(ids[:length])
-    index.publish("a", prompt, [(0, length)], spliced=[(0, 1)], delimiters=frozenset({7}))
-    publish(index, np.resize(as_tokens(ids), 200))
-    for prefix_len in range(length + 1):
-        plan = plan_of(index, prompt, prefix_len=prefix_len)
-        assert (plan.num_computed, plan.runs) == (length - prefix_len, ())
-    index.forget("a", prompt, 0)
-    check(index)
-
-
-def test_a_crowded_ending_does_not_hide_what_follows_it() -> None:
-    index, ending, body = ContentIndex(UNBOUNDED), text(0, ENDING_LEN), text(77_777, 3_000)
-    for i in range(100):
-        publish(index, text(1 + i, 40), CLOSE, text(9_000 + i, 1 + i % 7), ending, CLOSE)
-    publish(index, text(77_778, 60), body)
-    plan = plan_of(index, text(77_779, 50), np.resize(ending, 2_000), body, text(77_780, 9))
-    assert plan.num_spliced == 2_999
-    check(index)
-
-
-def test_a_conversation_of_thousands_of_turns() -> None:
-    """Shorter and shorter prefixes cut one path into as many nodes as turns, then it goes on."""
-    path = text(0, 40_000)
-    index = index_of(path)
-    for end in range(39_980, 0, -20):
-        index.publish("a", path[:end], [])
-    assert index.stats().num_nodes == 2_000
-    assert index.stats().num_paths == 1
-    longer = join(path, text(1, 300))
-    index.publish("a", longer, [(40_000, 40_300)])
-    check(index)
-    paths: dict[int, Path] = {}
-
-    def resolve(donor: Path, end: int) -> int:
-        paths[id(donor)] = donor
-        return end
-
-    assert donor_spans(plan_of(index, text(2, 60), longer, text(3, 9), resolve=resolve)) == [(33, 40_300)]
-    # Two hundred runs of one conversation, backwards: its tokens are joined once, not once for each run.
-    parts = [join(path[at : at + 120], text(at, 3)) for at in range(39_800, 100, -200)]
-    assert len(plan_of(index, text(4, 60), *parts, resolve=resolve).runs) >= 195
-    assert len(paths) == 2, "one in each plan"
-    check(index)
-
-
-def test_a_trie_that_branches_at_every_token() -> None:
-    path = text(0, 500)
-    index = index_of(path)
-    for at in range(499, 0, -1):
-        publish(index, path[:at], text(at, 30))
-    assert index.stats().num_paths == 500
-    check(index)
-    assert donor_spans(plan_of(index, text(1_000, 60), path, text(1_001, 9))) == [(33, 500)]
-    # Down a branch, not only along the stem.
-    prompt = join(text(1_000, 60), path[:300], text(300, 30), text(1_001, 9))
-    assert [(run.donor_start, run.donor_end) for run in plan_of(index, prompt).runs] == [(33, 330)]
 
 
 @pytest.mark.parametrize("length", [100, 400, 1_600])

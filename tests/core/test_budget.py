@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from pic_bench.probe_plugin.invariants import check
 
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, DropReason, Tokens, as_tokens, native
+from sglang_pic.core import ContentIndex, CoreConfig, DropReason, Tokens, as_tokens, native
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS
 from tests.fuzz.attacks import ATTACKS, LEXICON, fields_in_every_line, publish, text
 from tests.helpers.core_builders import join, plan_of
@@ -179,22 +179,3 @@ def test_the_estimate_is_what_is_allocated_and_bounds_it(kind: str) -> None:
     index, num_bytes = traced(lambda: fill(kind, config))
     assert index.stats().num_evicted_tokens > 0
     assert num_bytes <= FACTOR * config.max_index_bytes
-
-
-def test_many_namespaces_that_were_large_once_are_small_again() -> None:
-    def shrink() -> ContentIndex:
-        index = ContentIndex(MOST_REUSE)
-        rng = np.random.default_rng(0)
-        small = as_tokens(rng.integers(3, 50_000, 300))
-        for i in range(10):
-            index.publish(i, small, [(0, len(small))])
-            large = as_tokens(rng.integers(3, 50_000, 30_000))
-            index.publish(i, large, [(0, len(large))])
-            index.forget(i, large, 0)
-        return index
-
-    index, num_bytes = traced(shrink)
-    assert index.stats().num_tokens == 3_000
-    check(index)
-    # A fresh table has some kilobytes of its own, and keeps room for as many donors again.
-    assert num_bytes <= 2 * index.stats().num_bytes + 10 * 6_000

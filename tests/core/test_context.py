@@ -6,7 +6,6 @@ import pytest
 
 from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, Path, PlanOptions, Run, Tokens, as_tokens
 from sglang_pic.core.alignment import Aligner
-from sglang_pic.core.context import find_reordered
 from sglang_pic.core.trie import Node
 from tests.helpers.core_builders import index_of, join, plan_of, text
 
@@ -73,12 +72,6 @@ def test_each_difference_is_what_it_is(name: str) -> None:
     assert align(donor, prompt) == found
 
 
-@pytest.mark.parametrize("length", [MOST // 4 + 1, MOST + 1, 400])
-def test_a_long_text_added_or_taken_away_is_moved_text(length: int) -> None:
-    assert align([HEAD, BODY], [HEAD, FOREIGN[:length], BODY]) == (Context.MOVED, [])
-    assert align([HEAD, FOREIGN[:length], BODY], [HEAD, BODY]) == (Context.MOVED, [])
-
-
 def test_a_field_in_front_of_documents_in_another_order_is_found_for_each_of_them() -> None:
     for first, second in ((BODY, MORE), (MORE, BODY)):
         context, fields = align([HEAD, OLD[:3], first], [HEAD, NEW[:3], second, first])
@@ -129,12 +122,6 @@ RUNS |= {
     "pieces of three that are less than half": ([*OTHERS, run(2000, 0, 900, 3)], "...."),
     "pieces of three that are more": ([*OTHERS, run(2000, 0, 899, 3)], "xxx."),
 }
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_text_that_a_prompt_puts_together_anew(name: str) -> None:
-    runs, anew = RUNS[name]
-    assert find_reordered(runs) == [each == "x" for each in anew]
 
 
 SHARED, ASKED, NOW, THEN = (text(*each) for each in ((20, 1500), (21, 900), (22, 700), (23, 700)))
@@ -212,12 +199,3 @@ def test_a_run_behind_one_that_goes_gets_a_seam() -> None:
         [(124, 64), (460, 0), (924, 64)],
         [(524, 64)],
     ]
-
-
-def test_pinned_rows_may_be_in_any_order() -> None:
-    head, first, second, question = (text(seed, n) for seed, n in enumerate((80, 300, 300, 110), start=70))
-    index = index_of(join(head, first, second), config=CoreConfig())
-    prompt = join(head[:60], second, first, question)
-    for pinned, num_runs in ((0, 0), (680, 2)):
-        options = PlanOptions(policy=CoreConfig(edit="in_place"))
-        assert len(plan_of(index, prompt, options=options, pinned=pinned).runs) == num_runs

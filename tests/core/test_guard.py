@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pic_bench.probe_plugin.invariants import check
 
-from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens, common_len
-from sglang_pic.core.core_config import MOST_REUSE
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens
 from sglang_pic.core.plan import Context, DropReason, Plan, PlanOptions
 from tests.helpers.core_builders import plan_of, spans
 
@@ -26,21 +25,19 @@ SIGNS = ["\n", ":", "."]
 NAMES = [" shelf", " alpha", " beta", " gamma", " delta", " keeper", " 17", " 42", " not", " Ann", " Bea"]
 LEXICON = Lexicon([*SIGNS, *NAMES, *(f" w{number}x" for number in range(4_000)), MESSAGE_BREAK])
 NEWLINE, COLON, STOP = range(3)
-BREAK = len(LEXICON) - 1
 SHELF, ALPHA, BETA, GAMMA, DELTA, KEEPER, SEVENTEEN, FORTY_TWO, NOT, ANN, BEA = range(
     len(SIGNS), len(SIGNS) + len(NAMES)
 )
 FIRST_WORD = len(SIGNS) + len(NAMES)
 # Words from here on stand in no text but where a test puts them.
 FIRST_VALUE = FIRST_WORD + 2_000
-RNG = np.random.default_rng(11)
 CONFIG = CoreConfig(seam_tokens=32, tail_tokens=0)
 TAIL, SEAM = CONFIG.edit_tail_tokens, CONFIG.seam_tokens
 
 
-def filler(length: int, rng: np.random.Generator = RNG) -> list[int]:
-    """Text of lines of twenty words."""
-    words = rng.integers(FIRST_WORD, FIRST_VALUE, length)
+def filler(length: int, seed: int | np.random.Generator) -> list[int]:
+    """Text of lines of twenty words: the same for the same seed, the next one of a generator."""
+    words = np.random.default_rng(seed).integers(FIRST_WORD, FIRST_VALUE, length)
     words[19::20] = NEWLINE
     return [int(word) for word in words]
 
@@ -62,8 +59,8 @@ def second_plan(first: list[int], second: list[int], edit: Edit = "notes", lexic
     return served(second, index, replace(CONFIG, edit=edit))
 
 
-HEAD, BODY, MORE = filler(60), filler(300), filler(300)
-QUESTION = filler(40)
+_TEXTS = np.random.default_rng(11)
+HEAD, BODY, MORE, QUESTION = (filler(length, _TEXTS) for length in (60, 300, 300, 40))
 
 
 def prompt_with(value: int, *, mention: int = BETA) -> list[int]:
@@ -107,14 +104,6 @@ def test_without_texts_everything_behind_the_field_is_computed() -> None:
     assert second_plan(prompt_with(ALPHA), prompt_with(BETA), lexicon=None).runs == ()
 
 
-def test_a_label_is_computed_wherever_it_stands_alone() -> None:
-    rest = [*BODY, SHELF, *MORE, *QUESTION]
-    plan = second_plan([*HEAD, SHELF, COLON, FIRST_VALUE, *rest], [*HEAD, SHELF, COLON, FIRST_VALUE + 1, *rest])
-    label = len(HEAD) + 3 + len(BODY)
-    assert not is_spliced(plan, label, label + 3)
-    assert is_spliced(plan, label + 3, label + 4)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "more", "is_all"),
     [
@@ -137,14 +126,6 @@ def test_what_follows_from_a_value_may_be_said_in_other_words(
     assert plan.changed_fields
 
 
-@pytest.mark.parametrize("num_fields", [2, 3])
-def test_a_word_of_a_record_of_many_fields_is_no_reason_to_compute_all(num_fields: int) -> None:
-    fields = [filler(20) for _ in range(num_fields)]
-    old, new = ([token for field in fields for token in (*field, SHELF, COLON, value)] for value in (ALPHA, BETA))
-    rest = [NEWLINE, *BODY, *MORE, *QUESTION]
-    assert (second_plan([*HEAD, *old, *rest], [*HEAD, *new, *rest]).runs == ()) is (num_fields == 2)
-
-
 HALL, YARD, STORED = range(FIRST_VALUE + 10, FIRST_VALUE + 13)
 
 
@@ -160,7 +141,7 @@ def chain(value: int, *, again: list[int]) -> list[int]:
         ([KEEPER, HALL, STOP], True),
         ([KEEPER, YARD, STOP], True),
         ([KEEPER, STORED, STOP], False),
-        ([*[KEEPER, HALL, *filler(30), NEWLINE] * 3, KEEPER, HALL, STOP], False),
+        ([*[KEEPER, HALL, *filler(30, 5), NEWLINE] * 3, KEEPER, HALL, STOP], False),
         ([KEEPER, STOP], False),
     ],
     ids=["new", "old", "on both lines", "in many places", "nothing"],
@@ -177,7 +158,7 @@ OFTEN = FIRST_VALUE
 
 def test_a_frequent_word_counts_near_the_label_only() -> None:
     """The values are the words of the text itself; one of the many places is on a line with the label."""
-    parts = [[*filler(60), OFTEN, *filler(60)] for _ in range(12)]
+    parts = [[*filler(60, 10 + number), OFTEN, *filler(60, 30 + number)] for number in range(12)]
     # Words that stand nowhere else: nothing is concluded from this line.
     own = range(FIRST_VALUE + 100, FIRST_VALUE + 134)
     parts[6] += [NEWLINE, SHELF, *own[:4], OFTEN, *own[4:]]
@@ -193,28 +174,14 @@ def test_a_frequent_word_counts_near_the_label_only() -> None:
     assert all(is_spliced(plan, place, place + 1) for place in places if abs(place - near[0]) > 60 and place < 1_300)
 
 
-def test_where_a_frequent_word_is_all_there_is_everything_from_its_first_place_on_is_computed() -> None:
-    rest = [token for _ in range(12) for token in (*filler(60), OFTEN, *filler(60))] + QUESTION
-    plan = second_plan([*HEAD, SHELF, COLON, OFTEN + 1, NEWLINE, *rest], [*HEAD, SHELF, COLON, OFTEN, NEWLINE, *rest])
-    assert max(run.target_end for run in plan.runs) == len(HEAD) + 4 + 60
-
-
-def test_other_messages_are_no_field() -> None:
-    """One message with another text is; two messages in place of one are not, however short."""
-    rest = [NEWLINE, *BODY, *QUESTION]
-    for old, context in ((filler(9), Context.CHANGED), ([*filler(9), BREAK, *filler(9)], Context.MOVED)):
-        plan = second_plan([*HEAD, BREAK, *old, BREAK, *rest], [*HEAD, BREAK, *filler(9), BREAK, *rest])
-        assert {run.context for run in plan.runs} == {context}
-
-
 def test_rows_computed_under_the_same_value_come_first() -> None:
     """A donor under another value is fresher and longer, and still not taken."""
     index = ContentIndex(CONFIG, lexicon=LEXICON)
-    block = filler(400)
+    block = filler(400, 5)
     clean = [*HEAD, SHELF, COLON, BETA, NEWLINE, *block[:200]]
-    served([*filler(200), *clean], index)
-    served([*filler(220), *HEAD, SHELF, COLON, ALPHA, NEWLINE, *block], index)
-    plan = served([*filler(240), *HEAD, SHELF, COLON, BETA, NEWLINE, *block, *QUESTION], index)
+    served([*filler(200, 6), *clean], index)
+    served([*filler(220, 7), *HEAD, SHELF, COLON, ALPHA, NEWLINE, *block], index)
+    plan = served([*filler(240, 8), *HEAD, SHELF, COLON, BETA, NEWLINE, *block, *QUESTION], index)
     start = 240 + len(HEAD) + 4
     covering = [run for run in plan.runs if run.target_start <= start + 100 < run.target_end]
     assert [run.donor_start - run.target_start for run in covering] == [-40]
@@ -224,7 +191,7 @@ def test_a_field_that_nothing_names_costs_nothing_but_the_end_and_no_generation(
     index = ContentIndex(CONFIG, lexicon=LEXICON)
     history: list[int] = []
     for turn in range(12):
-        history += filler(150)
+        history += filler(150, 100 + turn)
         clock = FIRST_VALUE + turn
         plan = served([*HEAD, KEEPER, COLON, clock, NEWLINE, *history, *QUESTION], index)
         assert plan.num_guarded <= TAIL + 3
@@ -240,7 +207,7 @@ def test_rows_are_renewed_before_they_have_too_many_changes_behind_them(max_gene
     spliced, oldest = [], 0
     for turn in range(10 * (max_generation + 1)):
         value = FIRST_VALUE + turn
-        history += [NEWLINE, SHELF, value, NEWLINE, *filler(150)]
+        history += [NEWLINE, SHELF, value, NEWLINE, *filler(150, 100 + turn)]
         plan = served([*HEAD, SHELF, COLON, value, NEWLINE, *history, *QUESTION], index)
         spliced.append(plan.num_spliced)
         oldest = max([oldest, *(run.generation for run in plan.runs)])
@@ -249,35 +216,6 @@ def test_rows_are_renewed_before_they_have_too_many_changes_behind_them(max_gene
     renewed = [turn for turn, (before, now) in enumerate(pairwise(spliced), start=1) if now < before / 2]
     assert len(renewed) >= 2
     assert max(later - earlier for earlier, later in pairwise(renewed)) >= max_generation + 1
-
-
-def reuse_of_an_agent_that_trims(policy: CoreConfig) -> int:
-    """Tokens that are spliced from step 6 to 24 of an agent of which every step trims one more old tool result."""
-    rng = np.random.default_rng(24)
-    tails = [[NEWLINE, *filler(40, rng)] for _ in range(24)]
-    answers = [[FIRST_VALUE + at, NEWLINE, *filler(150, rng)] for at in range(24)]
-    index, before, num_spliced = ContentIndex(policy, lexicon=LEXICON), as_tokens([]), 0
-    for step in range(24):
-        shown = [
-            [NEWLINE, SHELF, *([FIRST_VALUE + 500 + at] if at < step - 3 else [FIRST_VALUE + at] * 60), *tails[at]]
-            for at in range(step)
-        ]
-        steps = [token for pair in zip(shown, answers, strict=False) for part in pair for token in part]
-        tokens = as_tokens([*HEAD, *steps, *QUESTION])
-        prefix_len = common_len(before, tokens)
-        plan = plan_of(index, tokens, prefix_len=prefix_len)
-        generations = [(run.target_start, run.generation) for run in plan.runs]
-        index.publish("a", tokens, [(prefix_len, len(tokens))], spliced=spans(plan), generations=generations)
-        num_spliced += plan.num_spliced if step >= 5 else 0
-        before = tokens
-    return num_spliced
-
-
-def test_only_the_limit_of_age_locks_out_a_session_that_trims_a_result_a_step() -> None:
-    """The front of its path has one more change behind it at every step, and an exact hit hands that on."""
-    most = reuse_of_an_agent_that_trims(MOST_REUSE)
-    assert reuse_of_an_agent_that_trims(replace(CONFIG, max_generation=1000)) > 0.85 * most
-    assert reuse_of_an_agent_that_trims(CONFIG) < 0.5 * most
 
 
 class Planted(NamedTuple):
@@ -317,7 +255,7 @@ def plant(rng: np.random.Generator) -> Planted:
 
 def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() -> None:
     num_runs = 0
-    for seed in range(4_000):
+    for seed in range(1_000):
         planted = plant(np.random.default_rng(seed))
         index = ContentIndex(CONFIG, lexicon=LEXICON)
         old, new = map(as_tokens, planted.prompts)
@@ -331,38 +269,11 @@ def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() ->
             assert not any(taken[place : place + num_tokens].any() for place in places), seed
         assert not behind or not taken[len(new) - TAIL :].any(), seed
         num_runs += len(behind)
-    assert num_runs > 4_000
+    assert num_runs
 
 
 PIECES = [" alpha", "alpha", "Alpha", " al", "pha", " the", "18", *'":, .\n1827s_']
 WORDS = Lexicon(PIECES)
-
-
-def cut(text: str) -> Tokens:
-    """The text in tokens, the longest first."""
-    found = re.findall("|".join(sorted(map(re.escape, PIECES), key=len, reverse=True)), text)
-    assert "".join(found) == text
-    return as_tokens([PIECES.index(piece) for piece in found])
-
-
-@pytest.mark.parametrize(
-    ("word", "text", "num_places"),
-    [
-        ("alpha", "alpha alpha\nAlpha", 3),
-        ("alpha", '"alpha":alpha', 2),
-        ("alpha", "alphas", 0),
-        ("alpha", "salpha", 0),
-        ("18:27", " 18:27.", 1),
-        ("18:27", "18:271", 0),
-        ("18:27", "18:2 7", 0),
-        ("18", "18 18:27 118 181 18.", 2),
-        ("7", "1,7 7,", 1),
-        ("8", "1.8", 0),
-        ("alpha_18", " alpha_18\n", 1),
-    ],
-)
-def test_a_word_is_found_as_it_stands_in_the_text(word: str, text: str, num_places: int) -> None:
-    assert len(WORDS.find([word], cut(text))[word]) == num_places
 
 
 @given(st.lists(st.integers(0, len(PIECES) - 1), max_size=40).map(as_tokens))
@@ -372,26 +283,9 @@ def test_places_agree_with_a_search_of_the_text(tokens: Tokens) -> None:
     assert len(places) == len(re.findall(r"(?<![^\W_])alpha(?![^\W_])", text))
 
 
-def test_words_of_a_span_are_whole() -> None:
-    tokens = cut("the\n".replace("the", " the") + '"alpha_18:27", alpha')
-    at = tokens.tolist().index(PIECES.index("18"))
-    assert list(WORDS.words(tokens, at, at + 1)) == ["alpha_18:27"]
-    at = tokens.tolist().index(PIECES.index("alpha"))
-    assert list(WORDS.words(tokens, at, at + 1)) == ["alpha_18:27", "alpha"]
-    assert WORDS.words(tokens, at, at) == {}
-
-
 def test_a_word_is_found_in_other_tokens_and_unknown_ids_have_no_text() -> None:
     split = as_tokens([PIECES.index(" al"), PIECES.index("pha")])
     assert WORDS.find(["alpha"], split) == {"alpha": [0]}
     tokens = as_tokens([1, 10_000, 1])
     assert WORDS.text(tokens) == "alphaalpha"
     assert WORDS.find(["alpha"], as_tokens([10_000, 1])) == {"alpha": [1]}
-
-
-def test_a_vocabulary_may_grow() -> None:
-    lexicon = Lexicon()
-    assert lexicon.find(["beta"], as_tokens([0, 1])) == {"beta": []}
-    lexicon.extend([" beta", "\n"])
-    assert lexicon.find(["beta"], as_tokens([0, 1])) == {"beta": [0]}
-    assert lexicon.line_end(as_tokens([0, 1, 0]), 0, 3) == 1

@@ -24,7 +24,6 @@ IS_COMPILED = load_loops()
 compiled = pytest.mark.skipif(not IS_COMPILED, reason="no numba, or SGLANG_PIC_LOOPS=python")
 
 Patch, Log = pytest.MonkeyPatch, pytest.LogCaptureFixture
-TOKENS = st.lists(st.integers(0, 3), max_size=60).map(as_tokens)
 # Words, numbers, signs and spaces in several scripts; letters whose folding is longer than they are.
 PIECES = [*"aBßİﬁ²٣7:.,_- \n界", " a", "ab", " Ab", "18", "'s", ""]
 LEXICON = Lexicon(PIECES)
@@ -39,18 +38,6 @@ def assert_alike(function: Any, *args: Any) -> None:
         for result in (function(*args), native.PLAIN[function.__name__](*args))
     )
     assert [*map(np.ndarray.tolist, map(np.asarray, one))] == [*map(np.ndarray.tolist, map(np.asarray, other))]
-
-
-@compiled
-@given(TOKENS, TOKENS, st.data())
-def test_comparisons(left: Tokens, right: Tokens, data: st.DataObject) -> None:
-    at, other = data.draw(st.integers(0, len(left))), data.draw(st.integers(0, len(right)))
-    before, after = min(at, other), min(len(left) - at, len(right) - other)
-    assert_alike(token_loops.equal_from, left, at, right, other, after)
-    assert_alike(token_loops.equal_before, left, at, right, other, before)
-    assert_alike(token_loops.equal_around, left, at, right, other, before, after)
-    for probes, flank_len in (([0, 1, 5, 20], 8), ([0, 2], 2)):
-        assert_alike(token_loops.find_flank, left, right, np.array(probes), flank_len)
 
 
 @compiled
@@ -119,17 +106,6 @@ def test_words_are_found_alike(tokens: Tokens, words: list[str], rare: list[str]
         for most_here in (most_tries, 1 << 20):
             assert_alike(find, np.tile(tokens, repeats), heads, *arrays, most_here, most)
             assert not heads.any()
-
-
-@compiled
-@given(TEXTS, st.integers(0, 50), st.integers(0, 50), st.integers(0, 4))
-def test_words_of_a_span(tokens: Tokens, start: int, end: int, most: int) -> None:
-    book = LEXICON._book
-    start, end = min(start, len(tokens)), min(end, len(tokens))
-    if start < end:
-        assert_alike(word_loops.word_spans, tokens, start, end, book.folded_at, book.folded_kinds, book.marks, most)
-    for is_last in (0, 1):
-        assert_alike(word_loops.nearest_break, tokens, start, end, LEXICON._breaks, is_last)
 
 
 @compiled
@@ -222,12 +198,6 @@ def test_two_processes_make_the_same_plans_of_recorded_calls_with_the_loops_and_
         plans.append(done.stdout)
     assert plans[0] == plans[1]
     assert plans[0].count("RunSpan") > 20
-
-
-def test_an_unknown_switch_is_named(monkeypatch: Patch) -> None:
-    monkeypatch.setenv("SGLANG_PIC_LOOPS", "fast")
-    with pytest.raises(ValueError, match="SGLANG_PIC_LOOPS='fast'"):
-        load_loops.__wrapped__()
 
 
 @compiled

@@ -13,7 +13,7 @@ from sglang_pic.core import MOST_REUSE, Path, PositionSteps, Span, Tokens, as_to
 from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.spans import merge_spans, subtract_spans
 from sglang_pic.core.tokens import common_suffix_len, require_tokens
-from tests.helpers.core_builders import index_of, join, plan_of, spans, text
+from tests.helpers.core_builders import index_of, join, plan_of, text
 
 few = st.lists(st.integers(0, 3), max_size=60).map(as_tokens)
 # Longer than the first blocks that are compared.
@@ -72,14 +72,6 @@ def plans(draw: st.DrawFn) -> Plan:
         for a, b in zip(inner[::2], inner[1::2], strict=False)
     )
     return Plan(prefix_len=prefix_len, end=end, runs=runs)
-
-
-@given(plans())
-def test_runs_and_gaps_partition_the_request(plan: Plan) -> None:
-    covered = sorted([*plan.gaps, *spans(plan)])
-    assert [position for a, b in covered for position in range(a, b)] == list(range(plan.prefix_len, plan.end))
-    assert plan.num_spliced + plan.num_computed == plan.end - plan.prefix_len
-    assert plan.num_computed == sum(b - a for a, b in plan.gaps)
 
 
 @given(plans(), st.data())

@@ -65,12 +65,6 @@ def test_periodic_text_is_found_out_of_phase(period: int, length: int) -> None:
         assert all(64 <= a < b <= 64 + length for a, b in spans(plan))
 
 
-def test_a_longer_copy_is_covered_by_a_shorter_periodic_donor() -> None:
-    index = index_of(join(text(0, 60), np.resize(as_tokens([5, 6, 7]), 300)))
-    plan = plan_of(index, text(1, 60), np.resize(as_tokens([5, 6, 7]), 3_000))
-    assert plan.num_computed <= 60 + 3 + 11, "each run goes on where the last one ends: no seams between them"
-
-
 @pytest.mark.parametrize("length", [6, 8, 30, 63])
 def test_a_fragment_between_two_runs_is_spliced_though_it_is_short(length: int) -> None:
     """What was computed between two spliced runs is part of a long equal span; eight of its tokens may be spliced."""
@@ -152,18 +146,6 @@ def test_the_tail_takes_rows_that_were_computed_after_exactly_the_same_tokens() 
     assert spans(elsewhere) == [(33, 300)]
 
 
-def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
-    body = text(0, 500)
-    index = index_of(join(text(1, 60), body))
-    prompt = join(text(2, 70), body, text(3, 9))
-    for left in (560, 559, 500, 333, 150, 123):
-        plan = plan_of(index, prompt, resolve=lambda _, end, left=left: min(end, left))
-        # At 123 of 560 tokens the equal span has 63.
-        assert spans(plan) == ([(71, 70 + left - 60)] if left > 123 else [])
-        assert index.stats().num_tokens == left
-        check(index)
-
-
 @pytest.mark.parametrize(("request_us", "gap_us", "num_runs"), [(0.0, 100.0, 2), (0.0, 250.0, 1), (900.0, 100.0, 0)])
 def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, num_runs: int) -> None:
     """Runs of 199 and 599 tokens save a microsecond a token."""
@@ -173,29 +155,6 @@ def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, nu
     plan = plan_of(index, prompt, options=PlanOptions(cost=cost))
     assert len(plan.runs) == num_runs
     assert (plan.dropped.get(DropReason.COST_GATE, 0) > 0) == (num_runs < 2)
-
-
-@pytest.mark.parametrize(("prefix_len", "num_runs"), [(500, 6), (50_000, 1)])
-def test_gaps_at_a_long_context_are_merged(prefix_len: int, num_runs: int) -> None:
-    """Short runs save less than reading 50,000 tokens again, a long one more."""
-    parts = [text(10 + i, 100) for i in range(5)]
-    index = index_of(join(text(0, 40), *(join(part, text(30 + i, 40)) for i, part in enumerate(parts)), text(9, 3000)))
-    prompt = join(text(1, prefix_len), *(join(text(50 + i, 30), part) for i, part in enumerate(parts)))
-    prompt = join(prompt, text(60, 30), text(9, 3000), text(61, 9))
-    cost = CostModel(computed_token_us=32.0, spliced_token_us=0.1, gap_us=30.0, gap_context_us=0.08)
-    plan = plan_of(index, prompt, prefix_len=prefix_len, options=PlanOptions(cost=cost))
-    assert len(plan.runs) == num_runs
-    assert plan.dropped == ({DropReason.COST_GATE: 5} if num_runs == 1 else {})
-
-
-@pytest.mark.parametrize(("limit", "most"), [("max_runs", 2), ("max_gaps", 3)])
-def test_with_more_than_allowed_the_longest_runs_stay(limit: str, most: int) -> None:
-    parts = [text(10 + i, 300 + 50 * i) for i in range(4)]
-    index = index_of(join(text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))))
-    prompt = join(text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9))))
-    plan = plan_of(index, prompt, options=PlanOptions(**{limit: most}))
-    assert [run.num_tokens for run in plan.runs] == [399, 449]
-    assert plan.dropped == {DropReason(limit): 2}
 
 
 POLICY = CoreConfig(tail_tokens=0, sink_tokens=8, seam_tokens=12, min_spliced_tokens=24, min_run_tokens=24)

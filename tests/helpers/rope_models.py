@@ -99,16 +99,6 @@ class Gemma3RotaryEmbedding(nn.Module):
         return both.cos().to(x.dtype), both.sin().to(x.dtype)
 
 
-def make_gemma3(*, base: float, factor: float, base_of_windows: float) -> nn.Module:
-    """Three layers, of which the second has no window."""
-    attention = named("Gemma3Attention", Attention)
-    layers = [attention(RotaryEmbedding(base=3.0), RadixAttention(i), is_sliding=i != 1) for i in range(3)]
-    model = make_model(*layers)
-    model.rotary_emb = Gemma3RotaryEmbedding(base=base, factor=factor)
-    model.rotary_emb_local = Gemma3RotaryEmbedding(base=base_of_windows)
-    return model
-
-
 def make_model(*layers: nn.Module) -> nn.Module:
     """A model whose attention layers are `layers`."""
     model = nn.Module()

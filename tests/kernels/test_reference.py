@@ -7,8 +7,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import RopeParams, reference, splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
@@ -35,26 +33,6 @@ def test_rotation_agrees_with_rows_computed_at_the_target(dtype: torch.dtype, is
         assert relative_l2(moved, fresh) <= ROTATE_REL_L2[dtype]
 
 
-def test_fp8_saturates() -> None:
-    """A pair at the edge of e4m3 turns past it: 448 + 448 at 45 degrees is 634."""
-    rope = make_rope(2, is_neox=True)
-    rows = torch.full((3, 1, 2), 448.0).to(torch.float8_e4m3fn)
-    turned = rotate(rows, torch.tensor([-1, 1, 2]), rope).to(torch.float32)
-    assert turned.isfinite().all()
-    assert turned.abs().max() == 448.0
-
-
-@given(frequency=st.floats(1e-9, 50.0), shift=st.integers(-(2**24), 2**24))
-@settings(max_examples=300)
-def test_turns_times_the_shift_is_the_angle(frequency: float, shift: int) -> None:
-    """Modulo one turn, to what float64 itself keeps of an angle of this size."""
-    rope = RopeParams(torch.tensor([frequency], dtype=torch.float64), 2, True)
-    wrapped = int(rope.turns) * shift % 2**64 / 2**64
-    exact = frequency * shift / math.tau
-    error = abs(wrapped - exact) % 1.0
-    assert min(error, 1.0 - error) <= abs(shift) * 2.0**-64 + 1e-15 * max(1.0, abs(exact))
-
-
 def _moved(target: Target, rows: torch.Tensor, shifts: torch.Tensor, rope: RopeParams) -> torch.Tensor:
     """`rows` `[n, 1, dim]` after a splice by `shifts` on the target."""
     n = rows.shape[0]
@@ -63,28 +41,6 @@ def _moved(target: Target, rows: torch.Tensor, shifts: torch.Tensor, rope: RopeP
     rope = rope.to(target.device)
     splice_mla([pool], slots[:n], slots[n:], shifts.to(target.device), rope, rope_offset=0)
     return pool[n:].cpu()
-
-
-@fused
-@pytest.mark.parametrize("is_neox", [True, False])
-@pytest.mark.parametrize("farthest", [1_000, MAX_TESTED_SHIFT, 2**24])
-def test_cosines_and_sines_are_float32s_own(target: Target, is_neox: bool, farthest: int) -> None:
-    """Twenty times better than the tolerance, at shifts of any size: what is left is the rounding of float32."""
-    rope = make_rope(128, is_neox=is_neox, base=500_000.0)
-    shifts = torch.randint(-farthest, farthest, (64,), generator=torch.Generator().manual_seed(farthest))
-    rows = random_rows((64, 1, 128), torch.float32)
-    assert relative_l2(_moved(target, rows, shifts, rope), exact_turn(rows, shifts, rope)) <= 1e-7
-
-
-@fused
-@pytest.mark.parametrize("quarters", [1, 2, 3, -1])
-def test_quarter_turns_permute_without_error(target: Target, quarters: int) -> None:
-    """cos and sin of a quarter turn are exactly 0 and 1, in every quadrant."""
-    rope = RopeParams(torch.tensor([math.pi / 2] * 4, dtype=torch.float64), 8, True)
-    rows = random_rows((6, 1, 8), torch.float32)
-    a, b = rows[..., :4], rows[..., 4:]
-    expected = [(a, b), (-b, a), (-a, -b), (b, -a)][quarters % 4]
-    assert torch.equal(_moved(target, rows, torch.full((6,), quarters), rope), torch.cat(expected, dim=-1))
 
 
 @fused

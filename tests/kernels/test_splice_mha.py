@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
-from pic_kernels import LayerBuffers, RopeParams, Source, splice_mha, splice_mla
+from pic_kernels import LayerBuffers, Source, splice_mha, splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 
 from tests.helpers.splice_cases import (
@@ -97,17 +97,6 @@ def test_rows_are_read_from_other_memory(target: Target, dtype: torch.dtype) -> 
             splice_mla(
                 keys, src, dst, shifts, rope, rope_offset=0, source=Source(LayerBuffers([held[0][:, :1].clone()] * 2))
             )
-
-
-def test_index_tensors_may_be_views(target: Target) -> None:
-    """Every second element of a longer tensor, and one shift expanded over all tokens."""
-    both = torch.arange(16, device=target.device)
-    k_buffer, v_buffer = (random_rows((16, 1, 16), torch.float32, seed=i).to(target.device) for i in range(2))
-    shifts = torch.tensor([3], device=target.device).expand(8)
-    splice_mha([k_buffer], [v_buffer], both[0::2], both[1::2], shifts, make_rope(16, is_neox=True).to(target.device))
-    assert torch.equal(v_buffer[1::2], v_buffer[0::2])
-    exact = exact_turn(k_buffer[0::2].cpu(), shifts.cpu(), make_rope(16, is_neox=True))
-    assert relative_l2(k_buffer[1::2].cpu(), exact) <= ROTATE_REL_L2[torch.float32]
 
 
 def test_empty_input_writes_nothing(target: Target) -> None:
@@ -219,15 +208,3 @@ def test_operands_outside_the_contract_are_refused(
         splice_mha(*operands.values())  # type: ignore[arg-type]
     for name in ("k_buffers", "v_buffers"):
         assert all(not buffer.any() for buffer in operands[name])  # type: ignore[attr-defined]
-
-
-def test_unknown_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_PIC_KERNELS", "fast")
-    with pytest.raises(ValueError, match="SGLANG_PIC_KERNELS='fast'"):
-        splice_mha(*_operands().values())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kwargs", [{"rotary_dim": 3}, {"rotary_dim": 0}, {"rotary_dim": 8}])
-def test_rope_params_are_checked(kwargs: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"rotary_dim|inv_freq"):
-        RopeParams(inv_freq=torch.ones(2), is_neox_style=True, **kwargs)

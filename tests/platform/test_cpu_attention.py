@@ -8,7 +8,7 @@ import pytest
 import torch
 from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, split_pages
 from pic_platform.attention_ops import CausalMask, Scoring, attend_chosen, attend_decode, attend_extend
-from pic_platform.attention_plan import DecodeGroup, plan_decode, plan_draft, plan_extend, plan_verify
+from pic_platform.attention_plan import DecodeGroup, plan_decode, plan_extend, plan_verify
 from pic_platform.sparse_index import _choose
 from torch import Tensor
 
@@ -210,43 +210,6 @@ def test_nodes_of_trees_see_the_prefix_and_their_ancestors(name: str, dtype: tor
     attend_extend(query, pool.keys, pool.value_pool(), plan, mask, scoring, out)
     assert out.isfinite().all()
     check_paths(out, query, pool, paths, scoring)
-
-
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("topk", [1, 3])
-@pytest.mark.parametrize("name", ["gqa", "mla"])
-def test_branches_of_a_draft_see_the_prefix_and_themselves(name: str, topk: int, window: int | None) -> None:
-    """Each step of a draft of three steps, behind prefixes of different lengths."""
-    shape, prefixes, num_steps = SHAPES[name], [50, 2, 57], 3
-    scoring = Scoring(shape.dim**-0.5, window)
-    pool = Pool(shape, [prefix + topk * num_steps for prefix in prefixes], 1, torch.float32)
-    query = make_query(len(prefixes) * topk, shape, torch.float32)
-    for step in range(num_steps - 1):
-        groups = plan_draft(pool.table, torch.arange(3), torch.tensor(prefixes), topk, num_steps, step, window)
-        out = torch.full((len(query), shape.heads, shape.value_dim), float("nan"))
-        attend_decode(query, pool.keys, pool.value_pool(), groups, scoring, out)
-        own = [(row, first * num_steps + torch.arange(step + 1)) for row in range(3) for first in range(topk)]
-        check_paths(out, query, pool, [(row, prefixes[row], path) for row, path in own], scoring)
-
-
-def test_a_sequence_does_not_depend_on_its_batch() -> None:
-    """The same extend gives the same bits alone and between others, also after the mask has grown."""
-    shape = SHAPES["gqa"]
-    pool = Pool(shape, [400, 150, 300], 1, torch.bfloat16)
-    query = make_query(400, shape, torch.bfloat16)
-    mask = CausalMask(3, torch.bfloat16)
-    alone = run_extend(pool, shape, query[:100], [(1, 50, 100)], mask)
-    batch = run_extend(pool, shape, query[:400], [(1, 50, 100), (0, 250, 150), (2, 150, 150)], mask)
-    assert torch.equal(batch[:100], alone)
-    assert torch.equal(run_extend(pool, shape, query[:100], [(1, 50, 100)], mask), alone)
-
-
-def test_empty_extends_are_left_out_and_similar_lengths_decoded_together() -> None:
-    table = torch.zeros(6, 200, dtype=torch.int32)
-    plan = plan_extend(table, *(torch.tensor(x) for x in ([0, 1], [4, 0], [0, 3])))
-    assert [(sequence.query_start, sequence.query_len) for sequence in plan.sequences] == [(0, 3)]
-    assert plan.num_queries == 3
-    assert len(plan_decode(table, torch.arange(6), torch.tensor([200, 1, 190, 17, 200, 18]))) == 3
 
 
 def test_unsupported_layers_are_refused() -> None:

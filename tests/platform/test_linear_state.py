@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from pic_platform import linear_state, torchvision_shim
@@ -74,79 +72,3 @@ def test_the_states_before_each_chunk_are_those_of_shorter_passes(lengths: list[
             )
             told.append(other[slot])
     assert torch.equal(found[0], torch.stack(told))
-
-
-def test_states_are_copied_to_the_slots_that_track_them() -> None:
-    conv, states = torch.randn(3, 5, 6, 3), torch.randn(3, 5, 2, 4, 4)
-    told = [each.clone() for each in (conv, states)]
-    for each in told:
-        each[:, 4] = each[:, 1]
-    where = SLOTS, torch.tensor([False, True]), torch.tensor([0, 4]), 2
-    alone = [each.clone() for each in (conv, states)]
-    linear_state.track(conv, states, *where, dim=1)
-    assert all(map(torch.equal, (conv, states), told))
-    for layer in range(3):
-        linear_state.track(alone[0][layer], alone[1][layer], *where)
-    assert all(map(torch.equal, alone, told))
-
-
-def test_a_step_is_a_pass_of_one_token() -> None:
-    log, bias = torch.rand(V_HEADS), torch.randn(V_HEADS)
-    a, b = torch.randn(2, V_HEADS), torch.randn(2, V_HEADS)
-    q, k, v = torch.randn(1, 2, K_HEADS, K_DIM), torch.randn(1, 2, K_HEADS, K_DIM), torch.randn(1, 2, V_HEADS, V_DIM)
-    states = torch.randn(5, V_HEADS, V_DIM, K_DIM)
-    other = states.clone()
-    read = linear_state.decode(None, q, k, v, a, b, A_log=log, dt_bias=bias, ssm_states=states, cache_indices=SLOTS)
-    g, beta = linear_state.gates(log, a, b, bias)
-    passed, *_ = linear_state.extend(
-        None, q, k, v, g, beta, ssm_states=other, cache_indices=SLOTS, query_start_loc=torch.tensor([0, 1, 2])
-    )
-    assert torch.allclose(read, passed, atol=1e-5)
-    assert torch.allclose(states, other, atol=1e-5)
-
-
-@pytest.mark.parametrize("lengths", [[5, 9], [1, 2], [3, 1]])
-def test_a_convolution_goes_on_from_its_slot(lengths: list[int]) -> None:
-    channels = 10
-    weight, x = torch.randn(channels, WIDTH), torch.randn(channels, sum(lengths))
-    states = torch.randn(5, channels, WIDTH - 1)
-    before, goes_on = states.clone(), torch.tensor([True, False])
-    found = linear_state.convolve(x, weight, None, states, torch.tensor([]), lengths, SLOTS, goes_on)
-    for part, has_state, slot, out in zip(x.split(lengths, 1), goes_on, SLOTS, found.split(lengths, 1), strict=True):
-        inputs = torch.cat([before[slot] * has_state, part], dim=1)
-        told = torch.nn.functional.conv1d(inputs[None], weight[:, None], groups=channels)[0]
-        assert torch.allclose(out, torch.nn.functional.silu(told), atol=1e-6)
-        assert torch.equal(states[slot], inputs[:, -3:])
-    step, again = torch.randn(2, channels), states.clone()
-    stepped = linear_state.convolve_step(step, states, weight, None, "silu", conv_state_indices=SLOTS)
-    told = theirs.causal_conv1d_update(step[:, :, None], again[SLOTS], weight, None, "silu")
-    assert torch.allclose(stepped, told[:, :, 0], atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gated_norm_is_transformers(dtype: torch.dtype) -> None:
-    norm = theirs.Qwen3NextRMSNormGated(V_DIM).to(dtype)
-    with torch.no_grad():
-        norm.weight.normal_()
-        x, gate = torch.randn(7, V_DIM).to(dtype), torch.randn(7, V_DIM).to(dtype)
-        ours = SimpleNamespace(weight=norm.weight, eps=norm.variance_epsilon, activation="silu")
-        assert torch.equal(linear_state.norm_gated(ours, x, gate), norm(x, gate))
-
-
-def test_the_shared_expert_is_added_through_its_gate() -> None:
-    hidden, weight, shared, routed = torch.randn(3, 5), torch.randn(5), torch.randn(3, 5), torch.randn(3, 5)
-    told = routed + shared * torch.nn.functional.linear(hidden, weight[None]).sigmoid()
-    linear_state.add_gated(hidden, weight, shared, routed)
-    assert torch.allclose(routed, told, atol=1e-6)
-
-
-def test_projections_are_taken_apart_by_head_of_the_keys() -> None:
-    per = V_HEADS // K_HEADS
-    parts = [torch.randn(3, K_HEADS, size) for size in (K_DIM, K_DIM, per * V_DIM, per * V_DIM)]
-    both = [torch.randn(3, K_HEADS, per) for _ in "ba"]
-    mixed, z, b, a = linear_state.split_projections(
-        torch.cat(parts, dim=2).flatten(1), torch.cat(both, dim=2).flatten(1), K_HEADS, V_HEADS, K_DIM, V_DIM
-    )
-    assert torch.equal(mixed, torch.cat([part.flatten(1) for part in parts[:3]], dim=1))
-    assert torch.equal(z, parts[3].view(3, V_HEADS, V_DIM))
-    assert [torch.equal(found, given.flatten(1)) for found, given in zip((b, a), both, strict=True)] == [True, True]

@@ -68,16 +68,6 @@ def test_many_rows_of_a_slow_dtype_are_multiplied_as_float32(has_bias: bool) -> 
     assert torch.equal(many, exact.bfloat16())
 
 
-@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "torch_npu"])
-def test_leaves_an_accelerator_alone(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """SGLang's own, and those that a package outside its tree brings."""
-    for name in ("cuda", "xpu", "mps"):
-        monkeypatch.setattr(getattr(torch, name), "is_available", lambda name=name: name == kind)
-    monkeypatch.setattr(platform, "_is_installed", lambda package: package == kind)
-    assert platform._find_accelerator() == kind
-    assert platform.activate() is None
-
-
 @pytest.mark.parametrize(
     ("version", "cuda", "expected"),
     [
@@ -119,22 +109,6 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (os.environ["SGLANG_CPU_OMP_THREADS_BIND"], os.environ["OMP_NUM_THREADS"]) == (bound, threads)
         monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "3|4")
         monkeypatch.setenv("OMP_NUM_THREADS", "7")
-
-
-def test_memory_that_others_take_while_ranks_start_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    torchvision_shim.install()
-    bootstrap = pytest.importorskip("sglang.srt.distributed.bootstrap")
-    from pic_platform import cpu
-
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    found = {"pre_model_load_memory": 15.8, "local_gpu_memory": 19.3}
-    monkeypatch.setenv("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "1")
-    cpu._share_machine(2)
-    with pytest.raises(RuntimeError, match="unbalanced"):
-        bootstrap._check_tp_memory_balance(**found)
-    monkeypatch.delenv("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK")
-    cpu._share_machine(2)
-    bootstrap._check_tp_memory_balance(**found)
 
 
 _FULL_MASK, _OWN_MASK = 0, 1
@@ -231,16 +205,6 @@ def test_trees_are_linked_as_their_paths_say(data: st.DataObject, topk: int, num
     assert start == tree.mask.numel()
 
 
-def test_a_node_whose_parent_was_not_chosen_is_not_reached() -> None:
-    """Its own token was certain, so that it is as likely as its parent and may win the tie."""
-    # Candidates 0 and 1 of the first step; 2 and 3 behind 0, 4 and 5 behind 1. Candidate 4's parent is left out.
-    draft = Draft([-1, 0, 1], [0, 4], [(), (0,), (1, 4)])
-    tree = build([draft], [3], 2, 2, _OWN_MASK)
-    assert tree.next_token.tolist() == [[1, -1, -1]]
-    assert tree.next_sibling.tolist() == [[-1, -1, -1]]
-    assert tree.mask.view(3, 3).tolist() == [[True, False, False], [True, True, False], [True, False, True]]
-
-
 @given(data=st.data(), topk=st.integers(1, 3), num_steps=st.integers(1, 3))
 def test_a_tree_is_found_again_in_its_mask(data: st.DataObject, topk: int, num_steps: int) -> None:
     """NGRAM hands over masks alone."""
@@ -316,39 +280,6 @@ def test_sampled_answers_are_distributed_as_without_speculation() -> None:
     assert torch.allclose(counts / counts.sum(), probs[0], atol=0.01)
 
 
-def test_a_certain_child_is_kept_and_an_impossible_one_is_not() -> None:
-    """At the ends of the range of draws, too."""
-    tree = build([TWO_CHILDREN], [1], 2, 1, _OWN_MASK)
-    probs = torch.tensor([[[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]])
-    for draw in (0.0, 1 - 2**-24):
-        coins = (torch.full((1, 3), draw), torch.tensor([draw]), probs, torch.zeros_like(probs))
-        for tokens, path, answer in (([0, 3, 2], [0, 2], [2, 0, 0]), ([0, 3, 1], [0, -1], [2, 0, 0])):
-            candidates = torch.tensor([tokens])
-            predicts, kept, num_kept = outputs(candidates, [TWO_CHILDREN])
-            tree_ops.verify_tree_sampling(predicts, kept, num_kept, candidates, *tree[2:], *coins)
-            assert kept.tolist() == [path]
-            assert predicts.tolist() == answer
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_distributions_keep_their_likeliest_tokens(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    probs = torch.rand(5, 20, generator=generator).softmax(-1)
-    top_ks, top_ps = torch.tensor([1, 3, 20, 1 << 30, 7]), torch.tensor([0.05, 0.5, 1.0, 0.9, 0.3])
-    renormed = (tree_ops.renorm_top_k(probs, top_ks), tree_ops.renorm_top_p(probs, top_ps))
-    for row, k, p, by_k, by_p in zip(probs, top_ks.tolist(), top_ps.tolist(), *renormed, strict=True):
-        order = sorted(range(20), key=lambda token: -float(row[token]))
-        few, total = [], 0.0
-        for token in order:
-            if total < p:
-                few.append(token)
-            total += float(row[token])
-        for kept, got in ((order[:k], by_k), (few, by_p)):
-            expected = torch.zeros(20)
-            expected[kept] = row[kept] / row[kept].sum()
-            assert torch.allclose(got, expected, atol=1e-6)
-
-
 _ROWS, _WIDTH = 5, 16
 
 
@@ -379,15 +310,6 @@ def test_slots_of_spans_are_read_and_written_one_by_one(batch: list[tuple[int, i
         for place in range(start, end):
             table[row, place] = next(slots)
     assert torch.equal(written, table)
-
-
-@given(st.lists(st.tuples(st.integers(0, _ROWS - 1), st.integers(0, 7)), min_size=1, max_size=4), st.integers(1, 3))
-def test_a_draft_writes_behind_each_sequence(batch: list[tuple[int, int]], topk: int) -> None:
-    rows, seq_lens = (torch.tensor(column) for column in zip(*batch, strict=True))
-    table, num_cols = page_table(), 3
-    out = torch.zeros(len(batch) * topk * num_cols, dtype=torch.long)
-    slot_ops.draft_slots(rows, table, seq_lens, out, topk, num_cols)
-    assert out.tolist() == [int(table[r, n + i]) for r, n in batch for i in range(topk * num_cols)]
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))

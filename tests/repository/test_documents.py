@@ -13,7 +13,6 @@ from pic_bench.pages.reference import CLI, OPERATE, PAGE, render
 from pic_bench.report import study
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
-from pic_bench.site import conf
 
 from tests.conftest import ROOT
 
@@ -59,54 +58,6 @@ def test_the_study_stays_short() -> None:
     assert len(words) <= 8_000
 
 
-def test_every_environment_variable_is_in_the_reference() -> None:
-    folders = [ROOT / name for name in ("sglang_pic", "kernels", "traces", "bench")]
-    sources = [path for folder in folders for path in folder.rglob("*.py")]
-    used = {name for path in sources for name in re.findall(r'"(SGLANG_PIC_[A-Z_]+)"', path.read_text())}
-    documented = set(re.findall(r"^\| `(SGLANG_PIC_[A-Z_]+)`", PAGE.read_text(), re.MULTILINE))
-    assert used == documented
-
-
-def test_links_lead_somewhere() -> None:
-    broken = []
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-            name, _, anchor = target.partition("#")
-            path = (page.parent / name).resolve() if name else page
-            is_web = name.startswith(("http:", "https:"))
-            if not is_web and not (path.exists() and (not anchor or anchor in anchors(path))):
-                broken.append(f"{page.relative_to(ROOT)}: {target}")
-    assert broken == []
-
-
-def test_the_sites_menu_and_sections_are_there() -> None:
-    """Sphinx is not needed to see it; `make site` builds the site and refuses what leads nowhere."""
-    shown = set()
-    for page, menu in conf.TOCTREES.items():
-        names = re.findall(r"^(?!:)(?:.*<)?([\w./-]+)>?$", menu, re.MULTILINE)
-        shown |= {(ROOT / page).parent.joinpath(f"{name}.md").resolve() for name in names if name != "self"}
-    assert shown | {ROOT / "README.md"} == set(PAGES)
-    for page in (ROOT / "sglang_pic" / "site").glob("*.md"):
-        for source, heading in re.findall(r"^<!-- section: (\S+) (.+) -->$", page.read_text(), re.MULTILINE):
-            assert conf.section_of(source, heading, page.parent).strip()
-
-
-def test_links_to_folders_lead_to_what_tells_most() -> None:
-    study_pages = study.PAGES
-    assert conf.file_of(study_pages, "../fidelity-edits") == "../fidelity-edits/report.md"
-    assert conf.file_of(study_pages, "../most-reuse") == "../most-reuse/../README.md"
-    assert conf.file_of(study_pages, "gain.md") == "gain.md"
-
-
-def test_files_that_the_architecture_names_exist() -> None:
-    package = ROOT / "sglang_pic"
-    named = re.findall(r"`([\w/]+\.(?:py|toml))`", (package / "README.md").read_text())
-    assert len(named) > 15
-    assert [
-        name for name in named if not any((folder / name).exists() for folder in (package, package / "adapter"))
-    ] == []
-
-
 def test_the_readme_shows_what_the_demo_measured() -> None:
     readme = (ROOT / "README.md").read_text()
     block = re.search(r"<!-- demo: begin -->\n(.*?)<!-- demo: end -->", readme, re.DOTALL)
@@ -129,10 +80,3 @@ def demo_table(folder: Path) -> Table:
         ttft = f"{seconds(later.ttft_p50_s)} ({times(later.ttft_speedup_p50)} faster)"
         table.rows.append(["", "sglang_pic", computed, ttft, percent(paired.first_token_agreement)])
     return table
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors of the page's headings, as GitHub makes them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 import yaml
 
-from sglang_pic.cli import VERBS, main
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -183,50 +180,6 @@ def test_importing_what_decides_loads_neither_torch_nor_sglang(modules: str) -> 
     """SGLang imports the platform's entry point in every process of every server; gevent would patch ours."""
     code = f"import sys, {modules}; print({{'torch', 'triton', 'sglang', 'locust', 'gevent'}} & set(sys.modules))"
     assert output(sys.executable, "-c", code) == "set()\n"
-
-
-def fenced_blocks() -> list[tuple[str, str]]:
-    """(file, block) for every fenced block of the repository's Markdown files."""
-    pages = [path for path in repository_files() if path.suffix == ".md"]
-    fence = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    return [(relative(page), match.group(1)) for page in pages for match in fence.finditer(page.read_text())]
-
-
-def test_help_in_the_documentation_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """A block that begins with `$ sglang-pic ... --help` holds the command's whole output, word for word."""
-    for page, block in fenced_blocks():
-        command, _, printed = block.partition("\n")
-        if not re.fullmatch(r"\$ sglang-pic\b.*--help", command):
-            continue
-        with pytest.raises(SystemExit) as stop:
-            main(shlex.split(command)[2:])
-        assert stop.value.code == 0
-        assert printed.rstrip() == capsys.readouterr().out.rstrip(), f"{page}: {command}"
-
-
-def test_documented_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every `sglang-pic` in a console block has arguments that its verb takes; words in capitals stand for values."""
-    seen: list[str] = []
-    for verb in VERBS:
-        monkeypatch.setattr(import_module(VERBS[verb].module), "run", lambda args: seen.append(args.verb) or 0)
-    monkeypatch.setattr("sglang_pic.cli._check_needs", lambda name: None)
-    for page, block in fenced_blocks():
-        for command in re.findall(r"^\$ sglang-pic (.*)$", block, re.MULTILINE):
-            words = shlex.split(command, comments=True)
-            if "--help" not in words:
-                assert main(words) == 0, f"{page}: sglang-pic {command}"
-    assert {"census", "compare", "doctor", "explain", "tune"} <= set(seen)
-
-
-def test_documented_make_targets_exist() -> None:
-    text = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z][a-z-]*):.*## ", text, re.MULTILINE))
-    assert {"setup", "demo", "test", "test-fast", "lint", "clean", "help"} <= targets
-    phony = set(re.findall(r"^\.PHONY: ([a-z-]+)$", text, re.MULTILINE))
-    assert targets == phony
-    for page, block in fenced_blocks():
-        for target in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", block, re.MULTILINE):
-            assert target in targets, f"{page}: make {target}"
 
 
 def test_make_without_a_target_lists_the_targets() -> None:

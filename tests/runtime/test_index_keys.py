@@ -165,16 +165,3 @@ def test_what_cannot_be_moved_is_refused(pool: object, match: str) -> None:
     with pytest.raises(UnsupportedError, match=match) as caught:
         Splicer(view_pool(pool), Model().geometry)
     assert models.LINE.fullmatch(str(caught.value))
-
-
-def test_an_indexer_of_another_kind_is_refused() -> None:
-    """And one without the attributes that tell its form, and pages of another size, break the contract."""
-    model, pool = models.make_dsa(), models.DSATokenToKVPool()
-    model.layers[1].indexer = models.named("IndexerKPool", models.Indexer)()
-    with pytest.raises(UnsupportedError, match="the indexer IndexerKPool: how it stores keys is not known"):
-        read_geometry(model, max_shift=100)
-    with pytest.raises(UnsupportedError, match="3 layers of index keys in the KV pool and 0 with an indexer"):
-        Splicer(view_pool(pool), read_geometry(models.make_llama(), max_shift=100))
-    pool.index_key_cache.buffer[2] = torch.zeros(3, PAGE_BYTES - 4, dtype=torch.uint8)
-    with pytest.raises(ContractError, match="index keys of layer 2"):
-        view_pool(pool)

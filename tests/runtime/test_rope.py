@@ -25,26 +25,6 @@ def _layer(rotary: nn.Module | None, layer_id: int = 1, **core: int) -> nn.Modul
     return models.Attention(rotary, models.RadixAttention(layer_id, **core))
 
 
-def test_layer_ids_are_those_of_the_attention() -> None:
-    """A pipeline stage's need not begin at 0, and DeepSeek has an absorbed and an expanded attention with one id."""
-    rotary = models.RotaryEmbedding()
-    assert _read(models.make_model(_layer(rotary, 5), _layer(rotary, 4))).layer_ids == (4, 5)
-    layer = models.Attention(rotary, models.RadixAttention(0), models.RadixAttention(0))
-    assert _read(models.make_model(layer)).layer_ids == (0,)
-
-
-def test_what_gemma3_hands_down_and_cannot_be_shifted_is_refused() -> None:
-    model = models.make_gemma3(base=1e6, factor=8.0, base_of_windows=1e4)
-    _read(model)
-    model.rotary_emb.rope_type = "dynamic"
-    with pytest.raises(UnsupportedError, match="Gemma3RotaryEmbedding of rope_type 'dynamic': its frequencies"):
-        _read(model)
-    model.rotary_emb.rope_type = "linear"
-    model.rotary_emb.angle_factor = 1.1
-    with pytest.raises(ContractError, match=r"Gemma3RotaryEmbedding: the table of angles differs .* position 1000"):
-        _read(model)
-
-
 HUNYUAN = models.named("HunYuanAttention", models.Attention)
 CORE = models.RadixAttention(1)
 
@@ -88,18 +68,6 @@ def test_keys_of_layers_that_say_they_have_no_positions_do_not_turn(layer: nn.Mo
     assert (first, others) == ([0], [1, 2])
     assert turning.inv_freq.all()
     assert not still.inv_freq.any()
-
-
-@pytest.mark.parametrize("model", [nn.Linear(2, 2), models.make_model(_layer(None))])
-def test_refuses_a_model_without_rope(model: nn.Module) -> None:
-    with pytest.raises(UnsupportedError, match="which has no rotary embedding: as no layer of its model has one"):
-        _read(model)
-
-
-@pytest.mark.parametrize("max_shift", [0, -1, 1 << 25])
-def test_max_shift_is_checked(max_shift: int) -> None:
-    with pytest.raises(ValueError, match=f"max_shift={max_shift}"):
-        read_geometry(models.make_llama(), max_shift=max_shift)
 
 
 @pytest.mark.parametrize("table_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

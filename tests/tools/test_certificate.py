@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from sglang_pic.certificate import Bounded, check_certificate, policy_settings
-from sglang_pic.config import read_config
 from sglang_pic.core import CoreConfig
 from tests.helpers.certificates import CERTIFICATE, SERVED, changed
 
@@ -55,11 +54,3 @@ def test_a_server_says_one_line(tmp_path: Path) -> None:
         checked = check_certificate(str(file), here)
         assert checked.fits == fits
         assert said in checked.said
-
-
-def test_a_certificate_lies_beside_the_configuration_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "pic.json"
-    path.write_text('{"certificate": "certificate.json"}')
-    assert read_config(str(path)).certificate == str(tmp_path / "certificate.json")
-    assert read_config('{"certificate": "here.json"}').certificate == "here.json"
-    assert read_config('{"certificate": "/there.json"}').certificate == "/there.json"

@@ -53,8 +53,14 @@ CONTROLS = (FULL, RETEST, EXACT)
 """In this order: the exact hit is a hit on the full prefill's rows."""
 SHIPPED = Arm(name="default")
 """The server decides what to splice, by its own settings."""
-_EVERY_BLOCK = Arm(name="every-block", overrides={"min_spliced_tokens": 8, "tail_tokens": 0, "edit": "in_place"})
-"""Every block is spliced wherever it stands, except for its seam; a short one in place of another is no field here."""
+_EVERY_BLOCK = Arm(
+    name="every-block",
+    overrides={
+        **{"min_spliced_tokens": 8, "tail_tokens": 0, "other_tail_tokens": 0},
+        **{"reordered": "splice", "edit": "in_place"},
+    },
+)
+"""Every block is spliced in any order, except for its seam; a short one in place of another is no field here."""
 NAIVE = msgspec.structs.replace(_EVERY_BLOCK.overriding("naive", seam_tokens=1), rotate=False)
 STALE = Arm(name="stale", donors=Donors.EDITED)
 """Of EDITS: the prompt with the old values, computed in full: the donor, and what it answers."""

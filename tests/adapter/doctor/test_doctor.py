@@ -468,12 +468,6 @@ def test_with_deterministic_inference_a_request_opts_in(case: str, answers: dict
     )
 
 
-def test_a_certificate_is_no_reason_to_refuse(answers: dict[str, Answer]) -> None:
-    assert answers["certificate"].code == 0
-    assert answers["certificate"].found["certificate"].startswith("certificate does not fit: 'lost.json': No such file")
-    assert answers["hopper"].found["certificate"] is None
-
-
 def test_without_a_model_only_what_is_installed_is_looked_at(answers: dict[str, Answer]) -> None:
     found = answers["no model"].found
     assert {one["area"] for one in found["findings"]} == {Area.SGLANG.value, Area.PACKAGE.value}

@@ -10,8 +10,6 @@ import pytest
 import sglang.srt.runtime_context
 import sglang.srt.utils.common
 import torch
-from pic_platform import gathering
-from sglang.srt.configs import update_config
 from sglang.srt.model_executor import cuda_graph_config
 
 from sglang_pic.adapter.features import dp_attention
@@ -115,22 +113,6 @@ def test_a_rank_votes_with_what_its_narrowed_batch_can_replay(
     assert seen == ["captured" if replays else None]
 
 
-def test_a_rank_with_a_draft_votes_against_graphs(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "replays_gaps", lambda *_, **__: True)
-    rank.path._draft_splicers = (rank.path.splicer,)
-    rank.sync(rank.batch(plans=True))
-    assert not rank.votes
-
-
-def test_a_rank_without_splices_tells_what_sglang_counts(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And neither waits for a stream nor switches to another."""
-    monkeypatch.setattr(dp_attention, "_on_forward_stream", lambda _: 1 / 0)
-    rank.sync(rank.batch(plans=False))
-    rank.sync(None)
-    assert rank.told == [2 * WHOLE, 0]
-    assert rank.votes
-
-
 @pytest.mark.parametrize("stage", ["lay_out", "splice"])
 def test_what_fails_before_is_told_as_a_whole_batch(rank: Rank, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = rank.batch(plans=True)
@@ -182,18 +164,3 @@ def test_a_pass_without_a_request_is_the_same_on_all_ranks(
     assert batch.global_num_tokens_for_logprob_cpu == [3] * num_ranks
     assert batch.is_extend_in_batch
     assert batch.can_run_dp_prefill_cuda_graph == (graphs != "disabled"), "what a pass of the server would be told"
-
-
-@pytest.mark.parametrize(("shares", "num_heads"), [(True, 10), (False, 9)])
-def test_heads_that_no_rank_shares_are_not_padded(
-    shares: bool, num_heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """9 heads on 2 ranks: a CPU server with DP attention loads the weights as they are."""
-    parallel = SimpleNamespace(attn_dp_enabled=not shares, attn_tp_size=2 if shares else 1)
-    monkeypatch.setattr(sglang.srt.runtime_context, "get_parallel", lambda: parallel)
-    monkeypatch.setattr(update_config, "may_get_weight_block_size", lambda *_: None)
-    text = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "intermediate_size": 1536, "model_type": "deepseek_v2"}
-    config: Any = SimpleNamespace(**text, num_attention_heads=9, get_total_num_kv_heads=lambda: 9, quantization=None)
-    config.hf_config = config.hf_text_config = config
-    adjust = gathering._for_sharing(update_config.adjust_config_with_unaligned_cpu_tp)
-    assert adjust(config, None, 2).num_attention_heads == num_heads

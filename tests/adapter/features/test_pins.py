@@ -112,19 +112,6 @@ def test_many_names_of_one_prompt_are_bounded_by_their_host_memory(
     assert server.names == [*"cefg"]
 
 
-def test_rows_that_cannot_be_spliced_are_not_pinned(server: Server) -> None:
-    server.refusal = Fallback.EMBEDDINGS
-    server.serve(A, pin="a")
-    assert (server.names, server.ended) == ([], {"refused": 1})
-
-
-@pytest.mark.parametrize("leave", [{"reason": FINISH_ABORT()}, {"checkpointed": False}])
-def test_a_request_that_was_not_served_changes_nothing(server: Server, leave: dict[str, Any]) -> None:
-    server.serve(A, pin="a")
-    server.end(server.start(B, pin="b", unpin="a"), **leave)
-    assert server.names == ["a"]
-
-
 def test_nothing_crosses_a_namespace(server: Server) -> None:
     a, b = A[:240], B[:240]
     server.serve(a, pin="a")

@@ -21,7 +21,7 @@ from sglang_pic.adapter.serve import frontend
 from sglang_pic.adapter.serve import receive as reception
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
-from sglang_pic.core import DropReason, ReusePolicy
+from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
 from tests.helpers.builders import hooks_of, request, request_state
 
@@ -141,27 +141,3 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     shown = details({"device": 100, "host": 0}, None, there)
     ours = {"pic": 70_000, "pic_behind_change": 300, "pic_guarded": 20, "pic_inherited": 90}
     assert shown == {"device": 70_100, "host": 0, **ours}
-
-
-def test_the_reason_that_nothing_was_spliced_reaches_the_decode_server(hooked: dict[str, Callable[..., Any]]) -> None:
-    buffers, here, there = utils.MetadataBuffers(4, 8, torch.float32, 8), request(asked={}), request(asked={})
-    for req in (here, there):
-        req.pic, req.metadata_buffer_index = request_state(), 1
-    here.pic.counts.reasons[DropReason.TAIL] = 3
-    hooked[_SENT](None, buffers, here)
-    queue = SimpleNamespace(metadata_buffers=buffers)
-    hooked[_COMMITTED](lambda *_: None, queue, SimpleNamespace(req=there, metadata_buffer_index=1))
-    assert reception._details(None, None, there)["pic_reason"] == "tail"  # type: ignore[index]
-
-
-def test_counts_that_fail_end_no_server(
-    hooked: dict[str, Callable[..., Any]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """They are sent and received on the scheduler's thread, and only inform."""
-    committed: list[object] = []
-    queue = SimpleNamespace(metadata_buffers=SimpleNamespace(cached_tokens=None))
-    decode_req = SimpleNamespace(req=request(asked={}), metadata_buffer_index=0)
-    hooked[_COMMITTED](lambda *each: committed.append(each), queue, decode_req)
-    hooked[_SENT](None, queue.metadata_buffers, request(asked={}))
-    assert committed == [(queue, decode_req)]
-    assert len(caplog.messages) == 2

@@ -85,12 +85,6 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
     assert answer.startswith("UnsupportedError: tensor-parallel ranks [1] and rank 0 read different delimiters,")
 
 
-def test_one_rank_asks_nobody() -> None:
-    for group in (None, SimpleNamespace(world_size=1)):
-        check_alike({"delimiters": b""}, group)
-        assert agree_on_largest(torch.tensor([3]), group).tolist() == [3]
-
-
 def test_ranks_with_the_same_fault_go_on_and_a_fault_of_one_rank_ends_it(tmp_path: Path) -> None:
     """A rank that alone computes what the others splice would wait for them for ever."""
 
@@ -108,15 +102,6 @@ def test_ranks_with_the_same_fault_go_on_and_a_fault_of_one_rank_ends_it(tmp_pat
     assert faulty.startswith(
         "ContractError: tensor-parallel rank 0 had the fault 'fault_plan 2 ValueError' and another"
     )
-
-
-def test_ranks_with_different_faults_end(tmp_path: Path) -> None:
-    def work(rank: int, _: Any) -> str:
-        FaultGroup(timeout_s=20.0).check(f"fault_plan {rank} ValueError")
-        return "goes on"
-
-    answers = on_each_rank(2, tmp_path / "store", work)
-    assert all(answer.startswith("ContractError: tensor-parallel rank") for answer in answers), answers
 
 
 def test_only_ranks_that_serve_the_same_requests_have_to_have_the_same_fault(tmp_path: Path) -> None:

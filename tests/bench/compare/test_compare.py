@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,10 +14,9 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from pic_bench.compare import command
 from pic_bench.compare.arms import build_arms, read_pic_config
 from pic_bench.compare.compare import Settings, run_compare
-from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
+from pic_bench.compare.pairing import compare_arms, pair_records, summarize_arm
 from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig, make_scenes
 from pic_bench.compare.server import Server, free_port, pic_counters
 from pic_bench.compare.summary import ArmKind, ArmSummary, Summary
@@ -30,13 +27,6 @@ from pic_replay.records import RequestRecord, Status, summarize
 
 from sglang_pic.errors import BenchError, ConfigError
 from tests.helpers.replay_records import record, write_records
-
-
-def test_the_first_token_is_the_answer_s_else_the_likeliest_and_may_be_unknown() -> None:
-    base = record(0, output_token_ids=[7, 8])
-    assert Pair(base, record(0, output_token_ids=[7, 9])).same_first_token is True
-    assert Pair(record(0), record(0)).same_first_token is True
-    assert Pair(base, record(0, first_top_logprobs=None)).same_first_token is None
 
 
 def test_warmup_and_other_prompts_are_no_pairs() -> None:
@@ -149,32 +139,6 @@ def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path:
     assert (tmp_path / "other").is_dir()
 
 
-def test_every_scene_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    config = Config(trace="t", model="m", arms=["stock"])
-    traces = ["clock:3@logs/My Log.jsonl.gz", "My-Log", "gen:random?calls=2", "gen:random?calls=2", "arms", "../.."]
-    scenes = make_scenes(traces, tmp_path, config)
-    names = ["clock-3-my-log", "my-log", "gen-random-calls-2", "gen-random-calls-2-2", "arms-2", "trace"]
-    assert [scene.name for scene in scenes] == names
-    assert [scene.folder for scene in scenes] == [tmp_path / name for name in names]
-    assert [scene.config.trace for scene in scenes] == traces
-    assert [scene.namespace for scene in scenes] == names
-    (only,) = make_scenes(["t"], tmp_path, config)
-    assert (only.folder, only.config, only.namespace) == (tmp_path, config, None)
-
-
-def test_words_after_dashes_go_to_the_servers() -> None:
-    parser = argparse.ArgumentParser()
-    verb = parser.add_subparsers().add_parser("compare")
-    command.add_arguments(verb)
-    line = "compare t.jsonl u.jsonl --model m --server-arg=--tp-size=2 --out o -- --page-size 16 --out x"
-    args = parser.parse_args(line.split())
-    assert args.traces == ["t.jsonl", "u.jsonl"]
-    assert args.server_args == ["--page-size", "16", "--out", "x"]
-    assert args.server_arg == ["--tp-size=2"]
-    assert args.out == Path("o")
-    assert parser.parse_args(["compare", "t.jsonl", "--model", "m", "--out", "o"]).server_args == []
-
-
 FAKE_SERVER = """
 import http.server, os, signal, subprocess, sys, tempfile
 port, behaviour = int(sys.argv[1]), sys.argv[2]
@@ -253,12 +217,6 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison starts stand-ins; stubborn ones ignore SIGTERM for good: no need to wait 20 s for that."""
     monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.5)
     monkeypatch.setattr("pic_bench.compare.arms.launch_command", lambda _model, port, _args: stand_in(port, "alone"))
-
-
-def test_no_kernel_gives_a_servers_port_to_others_while_it_starts() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        assert max(free_port() for _ in range(5)) + 233 < other.getsockname()[1]
 
 
 @pytest.mark.parametrize("behaviour", ["serve", "stubborn"])
@@ -378,14 +336,6 @@ def test_pairs_have_all_servers_at_once(tmp_path: Path, capfd: pytest.CaptureFix
     assert "each call went to one after the other" in (out / "report.md").read_text()
     order = re.findall(r"\] (\w+: (?:starting|.*replaying clock|.*stopped))", capfd.readouterr().err)
     assert [line.split(":")[0] for line in order] == ["stock", "pic"] * 3
-
-
-def test_pairs_refuse_sessions_side_by_side(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    args = parser.parse_args(["t", "--model", str(tmp_path), "--out", str(tmp_path), "--pairs", "--sessions", "2"])
-    with pytest.raises(ConfigError, match="--sessions 2: must be 1 with --pairs"):
-        command.run(args)
 
 
 def _files(folder: Path) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, combinations
@@ -16,16 +15,16 @@ from pic_bench.fidelity import arms as fidelity_arms
 from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm, parse_policy
 from pic_bench.fidelity.cases import edits
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, place_blocks
-from pic_bench.fidelity.cases.edits import DISTANCES, Template, edit_job, edit_jobs, templates
+from pic_bench.fidelity.cases.edits import DISTANCES, Template, edit_job, templates
 from pic_bench.fidelity.cases.qa import qa_jobs
-from pic_bench.fidelity.cases.tasks import MAX_ANSWER_TOKENS, read_call, same_call, task_jobs
+from pic_bench.fidelity.cases.tasks import MAX_ANSWER_TOKENS, task_jobs
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.measure import Unrealised, check_realised, measure
 from pic_bench.fidelity.record import Donors, Experiment, TemplateSet
 from pic_bench.fidelity.target import NOBODY, Recorded
 from pic_bench.report.stats import common_len
-from pic_generate.questions import GENERATED, generated_questions, read_questions
+from pic_generate.questions import GENERATED, generated_questions
 
 from sglang_pic.errors import BenchError, ConfigError
 from tests.helpers.fidelity_records import Asked, StandIn, recorded
@@ -122,18 +121,6 @@ def test_tasks_are_judged_and_most_of_them_was_computed_elsewhere(tasks: list[Jo
         assert [arm.name for arm in job.arms] == ["full", "exact", "careful", "balanced", "no-tail", "most", "naive"]
 
 
-def test_longer_tasks_have_more_documents_around_the_same_question(tasks: list[Job], text: ModelText) -> None:
-    questions = [list(generated_questions("facts", limit=2, seed=0))]
-    policies = [parse_policy("near=tail:64")]
-    longer = chain.from_iterable(task_jobs(questions, [], text, "", Sizes(tasks=2, length=3), policies, 0))
-    short = {job.case.name: job.case for job in tasks}
-    for job in longer:
-        assert [arm.name for arm in job.arms] == ["full", "exact", "near", "naive"]
-        before = short[job.case.name]
-        assert job.case.gold == before.gold or job.case.source == "edits"
-        assert len(job.case.prompt) > 1.5 * len(before.prompt) or job.case.source == "facts", "a few facts are all"
-
-
 def test_edits_apply_and_json_has_the_keys_and_values(tasks: list[Job], text: ModelText) -> None:
     edit, obj = (next(job.case for job in tasks if job.case.source == source) for source in ("edits", "json"))
     asked = text.text(edit.prompt).rpartition("Task: ")[2]
@@ -149,15 +136,6 @@ def test_edits_apply_and_json_has_the_keys_and_values(tasks: list[Job], text: Mo
     (wanted,) = (arg for arg in obj.judge.args if isinstance(arg, dict))
     for found, right in ((wanted, True), (wanted | {"more": "x"}, False), (dict.fromkeys(wanted, "x"), False)):
         assert obj.judge(json.dumps(found)[1:], "") is right
-
-
-def test_calls_are_compared_by_tool_and_arguments() -> None:
-    one = 'get_user", "arguments": {"user_id": "U1", "n": 1}}\n</tool_call>'
-    assert read_call(one) == ("get_user", {"user_id": "U1", "n": 1})
-    assert same_call(one, 'get_user {"n": 1, "user_id": "U1"}'), "in any order and any template"
-    for other in (one.replace("U1", "U2"), one.replace("get_user", "get_users"), one[:30], "I cannot.", ""):
-        assert not same_call(other, one)
-    assert not same_call("I cannot.", "I cannot."), "no call is right"
 
 
 def test_where_the_full_prefill_is_wrong_nothing_else_is_served(tasks: list[Job], text: ModelText) -> None:
@@ -198,16 +176,6 @@ def test_where_the_full_prefill_is_wrong_nothing_else_is_served(tasks: list[Job]
     server = Greedy([right, right], sure=1.0)
     measure(job, server, text, dtype="float32", page_size=1)
     assert server.batches == [len(job.arms)], "an answer that is known to be right is generated once"
-
-
-def test_a_question_set_is_read_one_question_of_each_item_first(tmp_path: Path) -> None:
-    qa = [{"question": "1", "answers": ["a"]}, {"question": "2", "answers": []}, {"question": "3", "answers": ["c"]}]
-    items = [{"id": name, "source": "s", "documents": [{"title": "", "text": "d"}], "qa": qa} for name in "xyz"]
-    path = tmp_path / "set.jsonl"
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    found = read_questions(path, limit=5, seed=0)
-    assert [q.question for q in found] == ["1", "1", "1", "3", "3"]
-    assert {q.name for q in found[:3]} == {"x-0", "y-0", "z-0"}
 
 
 def test_what_was_not_spliced_as_meant_is_found() -> None:
@@ -291,36 +259,6 @@ def test_the_two_prompts_differ_in_their_fields_alone(template: Template, text: 
         assert len(job.case.prompt) >= fewest
 
 
-def test_filler_stands_between_the_fields_and_the_rules(text: ModelText) -> None:
-    template = next(one for one in EVERY if one.name == "tool-router")
-    for distance in DISTANCES:
-        prompt = text.text(job_of(template, text, distance).case.prompt)
-        between = prompt.partition("confidence: ")[2].partition(template.rules_title)[0].partition("\n")[2]
-        assert distance <= len(text.ids(between)) <= distance + 32
-
-
-def test_every_template_meets_every_distance(text: ModelText) -> None:
-    of = templates(TemplateSet.REPORT)
-    jobs = edit_jobs(TemplateSet.REPORT, 4 * len(of), text, 0, [])
-    met = Counter((job.case.edited.edit.template, job.case.edited.edit.distance) for job in jobs)
-    assert len(met) == 4 * len(of)
-    assert len({job.case.name for job in jobs}) == len(jobs)
-    assert len({job.case.edited.edit.template for job in jobs[: len(of)]}) == len(of)
-    assert {job.case.edited.edit.num_fields for job in jobs} == {1, 2, 3, 4}
-    named = parse_policy("notes=edit:notes,edit_tail:128")
-    (job, *_) = edit_jobs(TemplateSet.REPORT, 1, text, 0, [named, parse_policy("mine=seam:8")])
-    assert [arm.name for arm in job.arms] == ["full", "stale", "in_place", "notes", "recompile", "mine"]
-    assert job.arms[3].overrides == {"edit": "notes", "edit_tail_tokens": 128}
-
-
-def test_answers_that_begin_alike_are_refused(text: ModelText) -> None:
-    good = msgspec.to_builtins(templates(TemplateSet.REPORT)[0])
-    answers = [{"name": "a", "answer": "Ann"}, {"name": "b", "answer": "Ann Lee"}]
-    alike = msgspec.convert({**good, "fields": [{"line": "{value}", "choices": answers}]}, Template)
-    with pytest.raises(BenchError, match="begin alike"):
-        job_of(alike, text)
-
-
 class Server(StandIn):
     """The new answer's logit is what is given for the arm, all others are 0."""
 
@@ -356,13 +294,3 @@ def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: Job, text: M
     assert probes["full"].kl == 0 < probes["notes"].kl < probes["stale"].kl
     assert job.is_done(list(probes.values()))
     assert not job.is_done([probes[name] for name in ("full", "stale", "in_place")])
-
-
-def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: Job, text: ModelText) -> None:
-    server = Server(job, {"full": 1.4, "stale": 1.0})
-    probes = measure(job, server, text, dtype="float32", page_size=1)
-    assert [probe.arm for probe in probes] == ["full", "stale"]
-    assert job.is_done(probes), "it is not served again"
-    assert not job.is_done(probes[:1])
-    with pytest.raises(Unrealised, match="full-none: 7 prefix hit and 0 chunk hit tokens, 0 and 0 were meant"):
-        measure(job, Server(job, server.logits, prefix=7), text, dtype="float32", page_size=1)

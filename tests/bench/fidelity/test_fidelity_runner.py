@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench.environment import capture_environment, read_environment
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.arms import EXACT, Arm, parse_policy
 from pic_bench.fidelity.cases.case import Case, Job
@@ -20,12 +18,11 @@ from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import claim_run, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.passes import Call, Passes, PassRun, Vault
-from pic_bench.fidelity.plan import Plan, chosen_questions, in_turn, make_plan, named_policies
+from pic_bench.fidelity.plan import Plan, make_plan
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.fidelity.target import Recorded
 from pic_bench.out_folder import write_json
-from pic_generate.questions import GENERATED
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError
@@ -33,16 +30,6 @@ from tests.helpers.fidelity_records import Asked, StandIn, parse, probe
 
 Patch = pytest.MonkeyPatch
 Run = tuple[Plan, Path]
-
-
-def test_edits_have_the_policies_that_are_named_and_sources_equally_many_questions() -> None:
-    """A run that is broken off has as many of each."""
-    assert named_policies(parse()) == []
-    (named,) = named_policies(parse("--experiment edits --policy one=edit:notes,max_generation:1"))
-    assert named.overrides == {"edit": "notes", "max_generation": 1}
-    sources = [question.source for question in in_turn(chosen_questions(parse(), 3))]
-    assert len(set(sources)) == len(GENERATED) > 1
-    assert sources == 3 * sources[: len(GENERATED)]
 
 
 @pytest.mark.parametrize(
@@ -175,36 +162,6 @@ def test_a_run_whose_server_was_killed_goes_on(
     assert read_probes(out)[: len(measured)] == measured
 
 
-def test_a_resumed_run_names_every_commit_and_no_other_machine(qa_run: Run, monkeypatch: Patch) -> None:
-    folder = qa_run[1]
-    Server(monkeypatch)
-    earlier = msgspec.structs.replace(capture_environment(), commit="a" * 40, command="sglang-pic earlier")
-    monkeypatch.setattr(runner, "capture_environment", lambda: earlier)
-    go_on(qa_run)
-    (folder / "probes.jsonl").unlink()
-    for commit in "bb":
-        now = msgspec.structs.replace(earlier, commit=commit * 40, command="sglang-pic now")
-        monkeypatch.setattr(runner, "capture_environment", lambda now=now: now)
-        go_on(qa_run)
-    found = read_environment(folder)
-    assert (found.command, found.commit) == ("sglang-pic earlier; sglang-pic now", f"{'a' * 40}; {'b' * 40}")
-    other = msgspec.structs.replace(earlier, cpu="Another", commit="c" * 40)
-    monkeypatch.setattr(runner, "capture_environment", lambda: other)
-    go_on(qa_run)
-    assert read_environment(folder) == found, "nothing was measured"
-    (folder / "probes.jsonl").unlink()
-    with pytest.raises(BenchError, match=r"cpu is .* in .*run and 'Another' in this run"):
-        go_on(qa_run)
-
-
-def test_an_earlier_run_outlives_a_command_that_cannot_begin(qa_run: Run, tmp_path: Path) -> None:
-    plan, folder = qa_run
-    write_json(folder / "config.json", plan.config)
-    (folder / "probes.jsonl").write_text("{}\n")
-    assert main(["fidelity", "--model", str(tmp_path / "none"), "--quick", "--force", "--out", str(folder)]) == 2
-    assert (folder / "probes.jsonl").exists()
-
-
 @pytest.fixture(scope="module")
 def text(model_dir: Callable[[str], Path]) -> ModelText:
     return ModelText(model_dir("smollm2"))
@@ -259,11 +216,6 @@ def arms_of(probes: Iterable[Probe]) -> list[tuple[str, str]]:
     return [(record.prompt, record.arm) for record in probes]
 
 
-def test_a_full_prefill_that_was_served_cached_tokens_is_refused(serve: Serve, trace: Passes) -> None:
-    with pytest.raises(BenchError, match="a full prefill was served 3 cached tokens"):
-        serve(trace, Cache(prefix=3))
-
-
 def test_every_pass_over_a_trace_fills_the_cache_alike(serve: Serve, trace: Passes) -> None:
     server = Cache()
     probes = serve(trace, server)
@@ -273,13 +225,6 @@ def test_every_pass_over_a_trace_fills_the_cache_alike(serve: Serve, trace: Pass
     passes = [[tokens for key, _, tokens in one if key == "pass"] for one in server.passes[1:]]
     found, exact, more = passes
     assert found == exact == more
-
-
-def test_a_trace_goes_on_without_what_an_earlier_run_kept(tmp_path: Path, serve: Serve, trace: Passes) -> None:
-    probes = serve(trace, Cache())
-    shutil.rmtree(tmp_path / "vault")
-    again = serve(trace, Cache(), frozenset(arms_of(p for p in probes if p.arm != "more")))
-    assert arms_of(again) == arms_of(p for p in probes if p.arm == "more")
 
 
 def test_a_run_serves_traces_once(tmp_path: Path, model_dir: Callable[[str], Path], monkeypatch: Patch) -> None:

@@ -15,7 +15,6 @@ import pytest
 from pic_bench import serving
 from pic_bench.gpu import defaults, servers, variants
 from pic_bench.gpu.record import FIGURES, ITEMS, Found, Item, Work
-from pic_replay.machine import gpu_memory_mib
 
 from sglang_pic.core import CostModel
 from sglang_pic.errors import BenchError
@@ -111,14 +110,6 @@ def test_an_item_gives_its_figures_and_starts_as_many_servers_as_its_limit_is_fo
 DEFAULTS = next(item for item in ITEMS if item.name == "defaults")
 
 
-def test_defaults_says_what_graphs_replayed_and_what_our_start_takes(started: list[Answers], tmp_path: Path) -> None:
-    figures = run(DEFAULTS, tmp_path).figures
-    assert figures["replayed"] == pytest.approx(39 / 40)
-    assert figures["start_memory"] == 0
-    assert figures["waits"] == 0
-    assert not defaults.replayed_share({"num_gap_passes": 0, "num_replayed": 0}) >= 0, "NaN meets no aim"
-
-
 def test_a_server_that_fails_leaves_what_was_measured_before(
     started: list[Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,19 +126,6 @@ def test_a_server_that_fails_leaves_what_was_measured_before(
     assert {"replayed", "waits", "off_equal", "start_memory"} <= set(found.figures)
 
 
-@pytest.mark.parametrize(("names", "is_ours"), [(("defaults-pic",), True), (("defaults-pic", "defaults-twin"), False)])
-def test_an_answer_is_wrong_where_two_stock_servers_agree_on_another(
-    names: tuple[str, ...], is_ours: bool, started: list[Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Answers, "ids", lambda self, prompt: [7] if self.name in names else [8])
-    found = run(DEFAULTS, tmp_path)
-    assert found.figures["off_equal"] == 0
-    assert found.figures["stock_equal"] == (1 if is_ours else 0)
-    assert found.failures == (
-        ["8 of 8 answers of `mode: off` differ from those of both stock servers"] if is_ours else []
-    )
-
-
 def test_a_fault_counts_once_the_server_is_healthy(started: list[Answers], tmp_path: Path) -> None:
     """The log has a traceback of the start already."""
     model = servers.Model(tmp_path, (), 1_000)
@@ -162,14 +140,3 @@ def test_a_fault_counts_once_the_server_is_healthy(started: list[Answers], tmp_p
     serve("fine", "INFO: all is well\n")
     with pytest.raises(BenchError, match="late: the server logged a fault"):
         serve("late", "CUDA error: an illegal memory access was encountered\n")
-
-
-def test_memory_is_the_first_visible_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text('#!/bin/sh\n[ "$1" = --id=3 ] && echo 4711\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert gpu_memory_mib() == 4_711
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert gpu_memory_mib() is None

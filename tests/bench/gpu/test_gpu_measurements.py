@@ -8,22 +8,18 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
-import msgspec
 import psutil
 import pytest
 import torch
 from pic_bench.environment import capture_environment
-from pic_bench.gpu import day, kernel_pool, kernels, moves
+from pic_bench.gpu import day, kernel_pool, kernels
 from pic_bench.gpu import record as gpu_record
 from pic_bench.gpu.checks import judge
-from pic_bench.gpu.defaults import gate_figures, waits
 from pic_bench.gpu.record import FIGURES, ITEMS, MARKS, Found, Record, figure_table, file_name, read_records
 from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import markdown_table
 
-from sglang_pic.core import CostModel
 from sglang_pic.errors import BenchError
 from tests.conftest import ROOT
 
@@ -56,16 +52,6 @@ def test_every_way_moves_the_same_rows(model: str) -> None:
     torch.testing.assert_close(*results, rtol=2**-7, atol=1e-3)
 
 
-def test_layers_are_left_out_to_fit(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_free_bytes", lambda device: 3 << 20)
-    out = tmp_path / "kernels.json"
-    arguments = ["--model", "DeepSeek-V3", "--tokens", "16", "--repeats", "1", "--slots", "run", "--out", str(out)]
-    assert kernels.main(arguments) == 0
-    (timing,) = msgspec.json.decode(out.read_bytes(), type=kernels.KernelResult).timings
-    assert (timing.layers, timing.layers_of_model) == (14, 61)
-    assert " 14/61 |" in capsys.readouterr().out
-
-
 def test_wrong_rows_are_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(kernel_pool.Splicer, "splice", lambda *operands: None)
     assert kernels.main([*SMALL, "--slots", "run"]) == 1
@@ -95,6 +81,7 @@ sys.meta_path[:] = [Bare if finder is PathFinder else finder for finder in sys.m
 """
 
 
+@pytest.mark.slow
 @NEEDS_TRITON
 def test_a_bare_machine_runs_all_that_needs_no_sglang(tmp_path: Path) -> None:
     """Every item, tiny, with the kernels interpreted; the same code paths as on the card."""
@@ -135,24 +122,7 @@ def test_an_item_that_takes_too_long_is_stopped(tmp_path: Path, capsys: pytest.C
     assert "2 items took" in said
 
 
-def test_an_item_has_time_for_the_servers_that_it_starts(tmp_path: Path) -> None:
-    """Compiled kernels make a start short; `warm` fills their caches, on a card and without a failure."""
-    items, args = {item.name: item for item in ITEMS}, SimpleNamespace(out=tmp_path, limit_s=None)
-
-    def limits() -> list[float]:
-        return [day._limits_s(items[name], args)[0] for name in ("versions", "warm", "fa3", "defaults", "backends")]
-
-    cold = [480, 480 + 900, 480 + 900, 480 + 3 * 900, 480 + 3 * 900]
-    assert limits() == cold
-    for status, is_dry in (("failed", False), ("ok", True), ("ok", False)):
-        ran = {"item": "warm", "status": status, "is_dry": is_dry, "wall_s": 1.0}
-        write_json(tmp_path / file_name("warm"), Record(**ran, environment=capture_environment(), found=Found()))
-        is_warm = status == "ok" and not is_dry
-        assert limits() == ([480, 480 + 900, 480 + 240, 480 + 3 * 240, 480 + 3 * 900] if is_warm else cold)
-    args.limit_s = 7.0
-    assert limits() == [7.0] * 5
-
-
+@pytest.mark.slow
 def test_an_interrupted_day_keeps_its_records_and_leaves_nothing_behind(tmp_path: Path) -> None:
     options = ["--dry-run", "--item", "versions", "splice", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "pic_bench.gpu", *options]
@@ -170,24 +140,6 @@ def test_an_interrupted_day_keeps_its_records_and_leaves_nothing_behind(tmp_path
     assert {name: record.status for name, record in read_records(tmp_path).items()} == {"versions": "ok"}
     assert "2 items took" in said
     assert "| versions" in (tmp_path / "table.md").read_text()
-
-
-def test_a_card_is_not_spent_without_numba(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(day, "load_loops", lambda: False)
-    assert day.main(["--item", "splice", "--out", str(tmp_path / "out")]) == 2
-    assert "pip install numba" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    monkeypatch.setenv("SGLANG_PIC_LOOPS", "python")
-    assert day._unable(SimpleNamespace(dry_run=False)) == "", "whoever asks for Python gets it"
-
-
-def test_what_an_item_raises_is_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "run_bandwidth", lambda work: 1 / 0)
-    assert day.main(["--one", "bandwidth", "--dry-run", "--out", str(tmp_path)]) == 1
-    record = read_records(tmp_path)["bandwidth"]
-    assert (record.status, record.found.failures) == ("failed", ["ZeroDivisionError: division by zero"])
-    assert record.environment.compiled_loops is True
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -234,18 +186,3 @@ def test_a_splice_as_close_as_an_exact_hit_passes_and_nothing_else() -> None:
         ({"spliced": float("nan")}, "KL nan"),
     ):
         assert any(words in failure for failure in judge(right | change)[1])
-
-
-def test_waits_are_places_as_torch_warns_of_them(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    warning = "UserWarning: called a synchronizing CUDA operation (Triggered internally at x.cpp:1.)"
-    places = [f"/site/{name}.py:7" for name in ("sglang_pic/adapter/serve/gap_batch", "sglang/srt/managers/x")]
-    log.write_text("\n".join(f"{place}: {warning}\n  rows = x.tolist()" for place in (*places, places[0])))
-    assert waits(log) == sorted(places)
-
-
-def test_the_gate_is_read_from_what_the_server_shows() -> None:
-    costs = msgspec.to_builtins(CostModel(computed_token_us=3.0, spliced_token_us=0.1, gap_us=40.0, floor_us=9.0))
-    log = f"x\nsglang_pic: 3 delimiters, cost {msgspec.json.encode(costs).decode()}, config {{}}\n"
-    assert gate_figures(log) == {"gate_computed_us": 3.0, "gate_gap_us": 40.0, "gate_floor_us": 9.0}
-    assert gate_figures("sglang_pic: 3 delimiters, cost off, config {}") == {}

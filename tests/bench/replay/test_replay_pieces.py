@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 import pytest
 from pic_replay import command
-from pic_replay.client import StreamReply, _take_event, error_message
+from pic_replay.client import StreamReply
 from pic_replay.prompt import prompt_key, prompt_part
 from pic_replay.records import Latency, summarize
 from pic_replay.result import token_sources
-from pic_replay.server import too_long
 from pic_traces import Call
 from pic_traces.errors import OptionError
 from pic_traces.flatten import flatten_tools, uses_tools
 
 from tests.helpers.replay_records import record
-
-
-def feed(*events: object) -> StreamReply:
-    """A reply after these events, at the times 0, 1, 2, ..."""
-    reply = StreamReply()
-    for now, event in enumerate(events):
-        _take_event(reply, json.dumps(event).encode(), float(now))
-    return reply
-
-
-def test_the_role_alone_is_not_the_first_token() -> None:
-    reply = feed(
-        {"id": "r", "choices": [{"delta": {"role": "assistant", "content": ""}}]},
-        {"id": "r", "choices": [{"delta": {"reasoning_content": "hm"}}]},
-        {"id": "r", "choices": [{"delta": {"content": "so"}}]},
-        {"id": "r", "choices": [{"delta": {}, "finish_reason": "stop"}]},
-    )
-    assert (reply.first_token_at, reply.last_token_at) == (1.0, 2.0)
-    assert (reply.request_id, reply.finish_reason, "".join(reply.text)) == ("r", "stop", "hmso")
-    # A model that ends at once.
-    reply = feed({"choices": [{"delta": {"content": ""}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
-    assert (reply.first_token_at, reply.last_token_at) == (1.0, 1.0)
-
-
-def test_an_error_inside_the_stream() -> None:
-    reply = feed({"error": {"message": "Input length 9 exceeds the maximum allowed length", "code": 400}})
-    assert (reply.status, reply.error) == (400, "Input length 9 exceeds the maximum allowed length")
-    assert error_message('{"object": "error", "message": "flat"}') == "flat"
-    assert error_message("<html>") == "<html>"
 
 
 @pytest.mark.parametrize(
@@ -117,14 +86,6 @@ def test_prompt_part_keeps_thoughts_and_its_key_ignores_order() -> None:
         "messages": messages
     }
     assert prompt_key({"a": 1, "b": 2}) == prompt_key({"b": 2, "a": 1}) != prompt_key({"a": 1})
-
-
-def test_too_long_is_told_from_other_refusals() -> None:
-    assert too_long("whatever", 190, 16, 200) == "prompt of 190 tokens + 16 output tokens > context of 200"
-    assert too_long("bad seed", 10, 16, 200) is None
-    assert too_long("bad seed", None, 16, None) is None
-    told = "This model's maximum context length is 8192 tokens."
-    assert too_long(told, None, 16, None) == told
 
 
 @pytest.mark.parametrize(

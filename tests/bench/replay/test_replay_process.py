@@ -14,7 +14,7 @@ import pytest
 from pic_replay import ReplayOptions, run_replays
 from pic_replay.pace import Pace
 from pic_replay.records import RequestRecord, Status, load_records, load_summary
-from pic_traces.errors import OptionError, ReplayError
+from pic_traces.errors import OptionError
 from pic_traces.flatten import flatten_tools
 from pic_traces.source import load
 
@@ -94,12 +94,6 @@ def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, 
     assert "logprob_start_len" not in body
 
 
-def test_sessions_run_side_by_side(replay: Replay) -> None:
-    """Three first calls wait for each other in the server: with fewer users they would never get through."""
-    out = replay({name: ["BARRIER", "next"] for name in "abc"}, sessions=3)
-    assert load_summary(out).completed == 6
-
-
 def test_sessions_start_and_pause_as_the_pace_says(replay: Replay, tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.jsonl", {name: ["one", "two", "three"] for name in "abcd"})
     records = by_call(replay(trace, spread_s=1.5, pause_s=0.2, pace_seed=3))
@@ -170,14 +164,6 @@ def test_a_run_is_not_overwritten_unless_forced(fake: FakeServer, replay: Replay
     run(force=True)
     assert len(fake.seen) == 8
     assert (tmp_path / "run" / "server.log").read_text() == "kept"
-
-
-def test_a_missing_server_and_a_bad_trace_say_so(replay: Replay, tmp_path: Path) -> None:
-    with pytest.raises(ReplayError, match=r"base_url='http://127\.0\.0\.1:9': no server answers there"):
-        replay({"a": ["one"]}, base_url="http://127.0.0.1:9")
-    (tmp_path / "bad.jsonl").write_text("{}\n")
-    with pytest.raises(ReplayError, match=r"bad\.jsonl:1: unknown trace format"):
-        replay(str(tmp_path / "bad.jsonl"), out=str(tmp_path / "other"))
 
 
 def test_command_line(fake: FakeServer, tmp_path: Path) -> None:

@@ -12,12 +12,8 @@ import pytest
 from pic_traces.encode.standin import StandInEncoder
 from pic_traces.errors import TraceError
 from pic_traces.session import Call
-from pic_traces.source import short_name
 
-from sglang_pic.census.table import WIDTH, render
-from sglang_pic.census.tally import Census, ChangedFields, Counts, Detail, RunLengths, UpperBound
 from sglang_pic.cli import main
-from sglang_pic.core import CoreConfig
 
 COUNTS = ["sessions", "calls", "prompt_tokens", "prefix_tokens", "chunk_tokens", "new_tokens", "runs"]
 GEN = "gen:agent_meta?header=50&calls=3&sessions=2&body=300"
@@ -81,21 +77,6 @@ def test_files_are_told_apart_and_a_folder_is_one(tmp_path: Path, capsys: Captur
     assert (counts["sessions"], counts["calls"], counts["prefix_tokens"]) == (2, 2, second)
 
 
-def test_options_reach_the_count(capsys: Capture) -> None:
-    def chunk_tokens(*words: str) -> Any:
-        return counts_of(capsys, "sample:opendevin", "--edit", "in_place", *words)["total"]["chunk_tokens"]
-
-    usual = chunk_tokens()
-    how = ("compute", "splice")
-    documents = [counts_of(capsys, "gen:reorder?sessions=1", "--reordered", each)["total"] for each in how]
-    assert documents[0]["chunk_tokens"] < documents[1]["chunk_tokens"]
-    assert chunk_tokens("--min-run", "256") < usual
-    assert usual < chunk_tokens("--seam", "1")
-    assert chunk_tokens("--seam", "128", "--tail", "0") < chunk_tokens("--tail", "0")
-    assert usual < chunk_tokens("--tail", "0") < chunk_tokens("--tail", "0", "--min-spliced", "8")
-    assert counts_of(capsys, "sample:opendevin", "--limit-sessions", "2")["total"]["sessions"] == 2
-
-
 def test_a_hybrid_model_hits_where_states_are(capsys: Capture) -> None:
     counts = counts_of(capsys, "sample:opendevin", GEN, "--hybrid")["total"]
     hybrid = counts["detail"]["hybrid"]
@@ -115,16 +96,6 @@ def test_edit_policies_are_priced(trace: str, capsys: Capture) -> None:
     assert all(change["calls"] > 0 and change["fields"] >= change["calls"] for change in changes)
     assert 0 == in_place["guarded_tokens"] < notes["guarded_tokens"] < recompile["guarded_tokens"]
     assert in_place["chunk_tokens"] > notes["chunk_tokens"] > recompile["chunk_tokens"] == 0
-
-
-def test_calls_whose_rows_are_refused_for_their_age_are_counted(capsys: Capture) -> None:
-    """A code that names what stands behind it changes at every call; only a limit refuses rows for their age."""
-    trace = "sample:opendevin"
-    assert counts_of(capsys, trace, "--max-generation", "9")["total"]["detail"]["changed_fields"]["aged_calls"] == 0
-    aged = counts_of(capsys, trace, "--max-generation", "0")["total"]["detail"]["changed_fields"]["aged_calls"]
-    assert aged > 0
-    assert main(["census", trace, "--max-generation", "0"]) == 0
-    assert f"In {aged} calls rows were refused for their age" in capsys.readouterr().out
 
 
 def test_block_traces_stand_beside_but_not_in_the_sum(tmp_path: Path, capsys: Capture) -> None:
@@ -197,62 +168,3 @@ def test_counts_are_not_lost(error: BaseException, code: int, said: str, capsys:
     end_at(6 + 4, error, monkeypatch)
     assert main(["census", GEN, "sample:opendevin"]) == code
     assert "sample:opendevin: stopped after 4 calls; the row counts these calls only." in capsys.readouterr().out
-
-
-BIG = 999_999_999
-
-
-def text_counts(scale: int = 1, *, changed: int = 0) -> Counts:
-    numbers = {"sessions": 4, "calls": 20, "prompt_tokens": 1000, "prefix_tokens": 600, "chunk_tokens": 300, "runs": 30}
-    changes = {"calls": 3, "fields": 5, "chunk_tokens": 120, "guarded_tokens": 40}
-    detail = Detail(
-        tokenizer="words",
-        tokenizer_exact=False,
-        run_lengths=RunLengths(p10=16 * scale, p50=64 * scale, p90=512 * scale),
-        chunk_tokens_same_session=240 * scale,
-        chunk_tokens_other_session=60 * scale,
-        chunk_tokens_by_role={"tool": 270 * scale, "user": 30 * scale, "template": 0},
-        changed_fields=ChangedFields(**{name: number * changed for name, number in changes.items()}),
-        upper_bound=UpperBound(window_len=64, tokens=320 * scale, tokens_behind=310 * scale),
-    )
-    return Counts(**{name: n * scale for name, n in numbers.items()}, new_tokens=100 * scale, detail=detail)
-
-
-def block_counts() -> Counts:
-    unknown = dict.fromkeys(("chunk_tokens", "new_tokens", "runs"))
-    numbers = {"sessions": 0, "calls": 12_031, "prompt_tokens": BIG, "prefix_tokens": BIG // 2}
-    return Counts(**numbers, **unknown, detail=Detail(note="prefix hits only"))
-
-
-def rows(text: str, name: str) -> list[list[str]]:
-    """The lines that begin with a name, as words."""
-    return [re.split(r"\s{2,}", line.strip())[1:] for line in text.splitlines() if line.startswith(name)]
-
-
-def test_facts_of_one_file() -> None:
-    counts = text_counts()
-    text = render(Census(files=[counts.of_file("logs/mine.jsonl.gz")], total=counts), CoreConfig())
-    assert rows(text, "mine") == [
-        ["4", "20", "1,000", "600", "60.0%", "300", "30.0%", "100", "10.0%"],
-        ["75.0%", "1.50", "16 / 64 / 512", "80.0%", "20.0%"],
-        ["tool 90.0%, user 10.0%"],
-        ["320", "32.0%", "93.8%", "310", "31.0%", "96.8%"],
-    ]
-    assert " ".join(text.split("\n\n")[0].split()) == (
-        "A prefix cache serves 60.0% of 1,000 prompt tokens. This cache would serve 30.0% more: 75.0% of what stock "
-        "SGLang computes."
-    )
-    assert not rows(text, "all ")
-    assert "approximation; see Limits in the README" in " ".join(text.split())
-    assert "Tokens are words. Set --tokenizer DIR to count your model's tokens." in text
-
-
-@pytest.mark.parametrize("file", ["x" * 200 + "1.jsonl", "gen:agent_meta?" + "header=250&" * 10 + "seed=1"])
-def test_it_fits_a_narrow_terminal(file: str) -> None:
-    counts = text_counts(999_999, changed=999_999)
-    files = [counts.of_file(file), counts.of_file(file.replace("1", "2")), block_counts().of_file("b" * 60)]
-    text = render(Census(files=files, total=counts), CoreConfig())
-    assert max(map(len, text.splitlines())) <= WIDTH
-    # Nothing of the names is lost: they go on in the next lines.
-    names = "".join(line[:WIDTH].split("  ")[0] for line in text.splitlines())
-    assert all(name in names for name in (short_name(file), short_name(file.replace("1", "2")), "b" * 60))

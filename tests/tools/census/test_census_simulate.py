@@ -7,11 +7,9 @@ import weakref
 
 import msgspec
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.census import prefix_tree
 from sglang_pic.census.outcome import RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.census.simulate import simulate
@@ -68,16 +66,6 @@ def test_every_call_is_served_as_by_a_cache_of_rows(drawn: list[tuple[list[list[
     assert len(paths) == len(calls)
 
 
-def test_neighbor_and_what_was_expected() -> None:
-    calls = [([TEXTS[2], TEXTS[3]], [5, 6]), ([TEXTS[2], [1, 2, 3]], [7]), ([TEXTS[2], [1, 2, 3], [7], [8]], [9])]
-    first, second, third = simulate([("f", [session("s", calls)])], IdsEncoder(), config=CONFIG)
-    assert first.expected.tolist() == []
-    assert (second.neighbor, second.prefix_len) == (first.ref, 30)
-    assert second.expected.tolist() == [*TEXTS[3], 5, 6]
-    # The third continues the second with its answer: nothing broke.
-    assert (third.neighbor, third.prefix_len, third.expected.tolist()) == (second.ref, 34, [])
-
-
 def test_the_servers_bounds_are_lifted() -> None:
     """With room for one token in the index the first text would be gone when it is needed."""
     sessions = [session(f"{n}", [([TEXTS[n], TEXTS[4]], [5])]) for n in (2, 3)]
@@ -91,14 +79,6 @@ def test_no_call_is_kept() -> None:
     alive = [weakref.ref(outcome.encoded) for outcome in outcomes]
     gc.collect()
     assert [ref() for ref in alive] == [None] * 5
-
-
-def test_odd_prompts() -> None:
-    """No tokens at all, one token, and a prompt that was seen whole."""
-    calls: list[tuple[list[Ids], Ids]] = [([[]], []), ([[4]], []), ([[4]], [5]), ([[4, 5]], []), ([[4, 5]], [])]
-    outcomes = list(simulate([("f", [session("s", calls)])], IdsEncoder(), config=CONFIG))
-    assert [outcome.prefix_len for outcome in outcomes] == [0, 0, 0, 1, 1]
-    assert [outcome.neighbor and outcome.neighbor.index for outcome in outcomes] == [None, None, 1, 2, 3]
 
 
 # Few different tokens and short paths: they share prefixes of every length, split segments, repeat and extend.
@@ -144,21 +124,3 @@ def test_it_agrees_with_a_loop_over_all_paths(paths: list[Ids]) -> None:
     for path in paths:
         for position in range(len(path)):
             assert tree.appender(as_tokens(path), position) == model.appender(path, position)
-
-
-def test_what_is_expected_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "EXPECTED_LEN", 4)
-    tree = PrefixTree()
-    tree.insert(as_tokens([1, 2, 3]), 0)
-    tree.insert(as_tokens([1, 2, 3, 4, 5, 6]), 1)
-    tree.insert(as_tokens([1, 2, 3, 4, 5, 6, 7, 8]), 2)
-    assert tree.match(as_tokens([1, 0])).expected.tolist() == [2, 3, 4, 5]
-
-
-def test_expected_survives_a_split() -> None:
-    tree = PrefixTree()
-    tree.insert(as_tokens([1, 2, 3, 4]), 0)
-    expected = tree.match(as_tokens([1, 9])).expected
-    tree.insert(as_tokens([1, 2, 7]), 1)
-    assert expected.tolist() == [2, 3, 4]
-    assert expected.base is None

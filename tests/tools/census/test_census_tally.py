@@ -73,12 +73,6 @@ def test_a_prompt_that_was_seen_whole_has_nothing_to_find() -> None:
     assert tally.repeated == (0, 0)
 
 
-def test_a_turn_that_splices_nothing_stands_on_what_the_one_before_spliced() -> None:
-    turns = [([A], [5]), ([B, A], [6]), ([B, A, [6], [7]], [8]), ([A, [5], [9]], [8])]
-    tally = count(simulate([("f", [session("s", turns)])], IdsEncoder(), config=CONFIG))
-    assert (counts(tally).runs, counts(tally).detail.inherited_calls) == (1, 1)
-
-
 def test_what_stands_behind_a_changed_field() -> None:
     first, second, third = outcomes()
     run = second.runs[0]
@@ -92,14 +86,6 @@ def test_what_stands_behind_a_changed_field() -> None:
     found = counts(count([first, second, third]))
     assert found.detail.changed_fields == ChangedFields(calls=1, fields=2, chunk_tokens=50, guarded_tokens=20)
     assert found.chunk_tokens == 2 * 194 - 20
-
-
-def test_percentiles_are_of_runs_and_nothing_has_none() -> None:
-    tally = Tally()
-    found = counts(tally)
-    assert (found.recovered, found.detail.run_lengths, found.detail.upper_bound) == (None, None, None)
-    tally.run_lengths.update({10: 1, 20: 8, 1000: 1})
-    assert counts(tally).detail.run_lengths == RunLengths(p10=10, p50=20, p90=20)
 
 
 SHORT = 4
@@ -166,28 +152,3 @@ def test_the_old_value_stands_between_the_same_flanks(old: Ids, new: Ids) -> Non
     prompt = HEAD + new + BODY
     (found,) = changed_fields(plan_of(HEAD + old + BODY, prompt, [(start, end)]), as_tokens(prompt), NOTHING)
     assert (found.start, found.end, found.old.tolist()) == (start, end, old)
-
-
-def test_of_several_fields_each_has_its_own() -> None:
-    prompt = [*HEAD, 9, *MIDDLE, 8, 8, 8, *BODY]
-    plan = plan_of([*HEAD, 1, 1, *MIDDLE, 2, *BODY], prompt, [(50, 51), (91, 94)])
-    assert [field.old.tolist() for field in changed_fields(plan, as_tokens(prompt), NOTHING)] == [[1, 1], [2]]
-
-
-def test_of_equal_flanks_the_nearest_count() -> None:
-    """Rows of a table look alike."""
-    row = list(range(10, 30))
-    prompt = [*HEAD, 5, *row, 6, *row, 9, *row, *BODY]
-    donor = [*HEAD, 5, *row, 6, *row, 7, *row, *BODY]
-    at = prompt.index(9)
-    (found,) = changed_fields(plan_of(donor, prompt, [(at, at + 1)]), as_tokens(prompt), NOTHING)
-    assert found.old.tolist() == [7]
-
-
-def test_where_no_run_is_left_the_earlier_path_is_looked_at_and_what_is_not_found_is_left_open() -> None:
-    prompt = [*HEAD, 9, *BODY]
-    plan = Plan(prefix_len=50, end=len(prompt), changed_fields=((50, 51),))
-    (found,) = changed_fields(plan, as_tokens(prompt), as_tokens([1, 2, *BODY]))
-    assert found.old.tolist() == [1, 2]
-    (found,) = changed_fields(plan_of([*MIDDLE, 1, *MIDDLE, *BODY], prompt, [(50, 51)]), as_tokens(prompt), NOTHING)
-    assert (found.old.tolist(), found.old.dtype) == ([], np.int32)

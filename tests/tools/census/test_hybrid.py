@@ -13,54 +13,16 @@ from hypothesis import strategies as st
 from sglang_pic.census.hybrid import Hybrid
 from sglang_pic.census.inputs import state_rules_of
 from sglang_pic.census.simulate import simulate
-from sglang_pic.census.states import StateHit, StateRules, StateTree, Strategy
+from sglang_pic.census.states import StateRules, StateTree, Strategy
 from sglang_pic.core import Tokens, common_len
 from sglang_pic.errors import ConfigError
 from tests.helpers.census_fakes import CONFIG, IdsEncoder, session
 
 NO_BUFFER = StateRules(strategy=Strategy.NO_BUFFER, chunked_prefill_size=700)
-BUFFER = StateRules(chunked_prefill_size=512)
-_HEAD, _FIRST, _SECOND, _THIRD = (np.arange(at, at + 1000, dtype=np.int32) for at in (0, 2000, 4000, 6000))
 
 
 def path(*parts: Tokens) -> Tokens:
     return np.concatenate(parts)
-
-
-def served(tree: StateTree, prompt: Tokens, answer_len: int = 1) -> StateHit:
-    return tree.serve(path(prompt, np.full(answer_len, 9999, dtype=np.int32)), len(prompt))
-
-
-def test_states_lie_on_the_grid_of_a_chunk_and_of_an_answer() -> None:
-    tree = StateTree(BUFFER)
-    assert served(tree, _HEAD, 100) == (0, 0)
-    assert tree.depths == [512, 960, 1024]
-    assert served(tree, path(_HEAD, np.full(100, 9999, dtype=np.int32), _FIRST)).state_len == 1024
-    assert served(tree, path(_HEAD, _FIRST)) == (960, 1000), "the rows of 24 tokens more were there"
-
-
-def test_a_state_is_kept_where_the_second_prompt_parts_in_place_of_its_last_one() -> None:
-    """The third has it; the second prompt, continued, has no other."""
-    tree = StateTree(StateRules())
-    served(tree, path(_HEAD[:500], _FIRST))
-    second = path(_HEAD[:500], _SECOND)
-    assert served(tree, second) == (0, 500)
-    assert tree.depths == [448, 1472]
-    assert served(tree, path(_HEAD[:500], _THIRD)) == (448, 500)
-    assert served(tree, path(second, _THIRD)).state_len == 448
-
-
-def test_without_a_buffer_states_are_where_passes_end_and_at_no_fork() -> None:
-    tree = StateTree(NO_BUFFER)
-    served(tree, _HEAD, 10)
-    assert tree.depths == [700, 1000, 1009]
-    assert [served(tree, path(_HEAD[:900], rest)) for rest in (_FIRST, _SECOND, _THIRD)] == [(700, 900)] * 3
-
-
-CALLS = st.lists(
-    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 20)), min_size=1, max_size=9
-)
-"""The texts of each prompt, and the length of its answer."""
 
 
 class _Listed:
@@ -127,18 +89,6 @@ def test_a_fork_that_is_known_by_its_text_has_a_state_before_the_first_prompt_pa
     hits = [(outcome.prefix_len, hybrid.observe(outcome)) for outcome in outcomes]
     assert [rows_len for rows_len, _ in hits] == [0, 71] * 2
     assert [(hit.state_tokens, hit.placed_tokens) for _, hit in hits] == [(0, 0)] * 3 + [(0, 68)]
-
-
-def test_a_state_is_kept_where_the_next_turn_will_leave_the_prompt() -> None:
-    """Each turn is put in front of the same last words."""
-    turns, last_words = [list(range(at, at + 30)) for at in (100, 200, 300, 400)], [20, 21, 22, 23, 24, 25, 26]
-    calls = [([*turns[: number + 1], last_words], [7]) for number in range(4)]
-    hybrid = Hybrid(StateRules(mamba_chunk_size=4))
-    outcomes = simulate([("f", [session("a", calls)])], IdsEncoder(), config=CONFIG)
-    hits = [(outcome.prefix_len, hybrid.observe(outcome)) for outcome in outcomes]
-    assert [rows_len for rows_len, _ in hits] == [0, 30, 60, 90]
-    assert [hit.state_tokens for _, hit in hits] == [0, 0, 28, 28], "states are in the last words, or a turn before"
-    assert [hit.placed_tokens for _, hit in hits] == [0, 0, 60, 88]
 
 
 @pytest.mark.parametrize(

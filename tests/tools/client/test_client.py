@@ -100,13 +100,6 @@ def _plain(value: str) -> object:
     return int(value) if value.isascii() and value.isdigit() and (value == "0" or value[0] != "0") else value
 
 
-def test_a_number_stays_a_number_and_a_text_a_text() -> None:
-    messages: list[Message] = [{"role": "user", "content": '{"price": 3}\n{"price": "3"}'}]
-    for value, number in (("12.5", "12.5"), ("free", '"free"')):
-        (edited,) = edit(messages, "price", value, "field+erratum")
-        assert edited["content"].split("\n")[:2] == [f'{{"price": {number}}}', f'{{"price": "{value}"}}']
-
-
 def test_what_an_edit_looks_like() -> None:
     assert compose("", ["a skill"], "") == [{"role": "system", "content": "a skill"}], "what is empty is left out"
     messages = compose("You keep shelves.\n- shelf: A1\nBe brief.", [], "Where is it?")
@@ -245,17 +238,6 @@ def test_ensure_compiles_what_is_lost_or_replaced_and_nothing_else(server: Serve
     server.pins.clear()
     assert [receipt.name for receipt in skills.ensure()] == ["b", "c", "a"]
     assert server.bodies[-1]["messages"][0]["content"] == "a newer text"
-
-
-def test_namespaces_do_not_see_each_other(server: Server) -> None:
-    plain = server.skills()
-    tenant, salted = server.skills(extra_key="tenant"), server.skills(extra_key="tenant", cache_salt="salt")
-    for skills in (plain, tenant, salted):
-        skills.compile("a", "a skill")
-    assert len({skills.list()[0].digest for skills in (plain, tenant, salted)}) == 3
-    tenant.drop("a")
-    assert [len(skills.list()) for skills in (plain, tenant, salted)] == [1, 0, 1]
-    assert salted.ensure() == ()
 
 
 def test_what_goes_wrong_is_one_error(server: Server) -> None:

@@ -8,10 +8,9 @@ import re
 import sys
 import time
 import tomllib
-import tracemalloc
 from collections.abc import Callable
 from functools import cache
-from itertools import cycle, pairwise
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pic_traces import Call, load
 from pic_traces.encode import EncodedCall, load_encoder
-from pic_traces.encode.standin import Vocabulary
 from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
 from pic_traces.encode.tokenizer import TextEncoder, load_tokenizer
 from pic_traces.errors import TraceError
@@ -77,9 +75,6 @@ def make_folder(folder: Path, template: object, kind: str = "byte_level") -> str
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return str(folder)
-
-
-BLANK_LINES = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
 
 
 @pytest.fixture(scope="session")
@@ -168,38 +163,11 @@ def test_every_id_has_its_text(tmp_path: Path, kind: str) -> None:
     assert any(text.startswith(" ") and text.strip() for text in encoder.texts), "a space in front belongs to the token"
 
 
-def test_an_answer_is_not_the_beginning_of_a_text(folders: Folders) -> None:
-    """SentencePiece would give a space to what it takes for the beginning of everything."""
-    from tokenizers import Tokenizer
-
-    folder = folders("inst", "metaspace")
-    encoded = load_encoder(folder).encode(make_call("over", answer="fox"))
-    assert encoded.text(0, len(encoded.path)) == "<s>[INST]over[/INST]fox</s>"
-    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    assert encoded.path.tolist() == tokenizer.encode("<s>[INST]over[/INST]fox</s>", add_special_tokens=False).ids
-
-
 def test_a_path_ends_with_the_token_that_ends_the_turn(tmp_path: Path) -> None:
     chatty = CHATML.replace("<|im_end|>\\n' }}\n{%- endfor %}", "<|im_end|> --\\n' }}\n{%- endfor %}")
     assert chatty != CHATML
     encoded = load_encoder(make_folder(tmp_path, chatty)).encode(make_call("over", answer="fox"))
     assert encoded.text(len(encoded.tokens), len(encoded.path)) == "fox<|im_end|>"
-
-
-def test_blank_lines_that_are_an_added_token_end_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.SPECIAL", [*SPECIAL, "\n\n"])
-    encoded = load_encoder(make_folder(tmp_path, BLANK_LINES)).encode(make_call("over the lazy dog", answer="fox"))
-    assert encoded.text(len(encoded.tokens), len(encoded.path)) == "assistant: fox"
-
-
-def test_text_of_single_tokens(folders: Folders) -> None:
-    """A token's text has its spaces; a character of several tokens belongs to the first."""
-    encoded = load_encoder(folders("plain")).encode(make_call("over the lazy 龍"))
-    texts = [encoded.text(at, at + 1) for at in range(len(encoded.tokens))]
-    assert " the" in texts
-    at = texts.index("龍")
-    assert texts[at : at + 3] == ["龍", "", ""]
-    assert encoded.text(at + 1, at + 4) == texts[at + 3]
 
 
 IN_CHATML = [
@@ -253,20 +221,6 @@ def test_a_template_that_shows_tools_is_given_them(folders: Folders) -> None:
     assert encoder.notes == ()
     without = encoder.encode(make_call(**{**WITH_TOOLS, "options": {"tool_choice": "none"}}))
     assert '"type": "function"' not in whole_text(without)
-
-
-def test_a_template_that_drops_tools_is_given_text(folders: Folders) -> None:
-    encoder = load_encoder(folders("chatml"))
-    encoded = encoder.encode(make_call(**WITH_TOOLS, completion=WITH_TOOLS["messages"][1]))
-    assert part_texts(encoded) == [
-        ("system", '<|im_start|>system\nTools:\n{"type":"function","function":{"name":"find"}}<|im_end|>\n'),
-        ("user", "<|im_start|>user\nthe quick brown fox<|im_end|>\n"),
-        ("assistant", '<|im_start|>assistant\n[tool call] find {"what": "é"}<|im_end|>\n'),
-        ("tool", "<|im_start|>user\n[tool result] find\nover the lazy dog<|im_end|>\n"),
-        ("template", "<|im_start|>assistant\n"),
-    ]
-    assert encoded.text(len(encoded.tokens), len(encoded.path)) == '[tool call] find {"what": "é"}<|im_end|>'
-    assert encoder.notes == ("tools are in the prompts as plain text: the chat template does not show them",)
 
 
 PARTS: list[Any] = [
@@ -342,17 +296,6 @@ def test_the_stand_in_needs_no_files() -> None:
         encoded.text(0, 99)
 
 
-@given(text=st.text())
-def test_pieces_cover_the_text(text: str) -> None:
-    vocabulary = Vocabulary(["<open>"])
-    stretch = vocabulary.split(text)
-    bounds = [*stretch.starts.tolist(), len(text)]
-    assert "".join(text[start:end] for start, end in pairwise(bounds)) == text
-    assert "".join(vocabulary.texts[token] for token in stretch.ids) == text
-    assert (stretch.ids > 0).all()
-    assert vocabulary.split(text).ids.tolist() == stretch.ids.tolist()
-
-
 def test_a_cache_forgets_what_was_not_used_longest() -> None:
     made: list[str] = []
 
@@ -364,18 +307,6 @@ def test_a_cache_forgets_what_was_not_used_longest() -> None:
     for text in ("a", "b", "a", "c", "a", "b"):
         assert cache.get(text).text == text
     assert made == ["a", "b", "c", "b"]
-
-
-def test_a_cache_counts_what_short_texts_cost() -> None:
-    """Its bound is one of host memory, not of tokens: short texts cost tens of bytes for each."""
-    cache = TokenizedCache(lambda text: TokenizedText(text, np.zeros(1, np.int32), np.zeros(1, np.int32)))
-    texts = [f"text {number}" for number in range(20_000)]
-    tracemalloc.start()
-    for text in texts:
-        cache.get(text)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert 0.7 < cache.num_bytes / (held + sum(map(sys.getsizeof, texts))) < 1.4
 
 
 def test_a_row_of_spaces_is_cut_in_linear_time(folders: Folders) -> None:

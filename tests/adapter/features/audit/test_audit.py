@@ -101,13 +101,6 @@ def test_what_is_no_distribution_is_as_bad_as_can_be_or_says_nothing(
     assert bench.series.by_label(SKIPPED) == ({AuditSkip.FULL_NOT_FINITE.value: 1} if counts[1] else {})
 
 
-def test_tenants_that_take_turns_are_all_drawn() -> None:
-    """However well their number goes with the rate."""
-    bench = Bench(audit_rate=0.25)
-    drawn = [bench.serve(namespace=f"tenant-{number % 4}") for number in range(800)]
-    assert all(30 < sum(drawn[tenant::4]) < 70 for tenant in range(4))
-
-
 def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
     """Ranks see the same spliced requests; chunks that come before the last one are no requests."""
     bench, other = Bench(audit_rate=0.5), Bench(audit_rate=0.5)
@@ -200,16 +193,6 @@ def test_the_next_pass_leaves_the_logits_of_a_prompt_alone() -> None:
         each.step()
     for each, tokens in zip(passes, (first, second), strict=True):
         assert torch.equal(each.logits, logits_of(tokens.tolist()))
-
-
-def test_a_pool_with_no_room_skips() -> None:
-    bench = Bench()
-    held = bench.tree.token_to_kv_pool_allocator.alloc(POOL - len(PROMPT) + 1)
-    bench.serve()
-    bench.audit_one(tokens=PROMPT[:-1])
-    assert bench.counts == (1, 1, 0)
-    bench.tree.token_to_kv_pool_allocator.free(held)
-    assert bench.free == POOL
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

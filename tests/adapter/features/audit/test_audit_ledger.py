@@ -77,31 +77,6 @@ def test_on_again_is_another_generation_with_an_empty_window() -> None:
     assert len(ledger.resume(0)) == 1
 
 
-def test_a_flush_forgets_all_but_what_is_off() -> None:
-    ledger = AuditLedger(LIMITS)
-    enter(ledger, A, *[3] * 4)
-    enter(ledger, B, 3, 3, 3)
-    ledger.flush()
-    assert not ledger.is_on(A)
-    assert enter(ledger, B, 3) == [], "its window is empty again"
-    ledger.resume(0)
-    assert ledger.generation(A) == 1, "another one than before the flush would not be needed, but does no harm"
-    ledger.flush()
-    assert ledger.generation(A) == 0, "the tree holds no row of either"
-
-
-def test_other_weights_clear_the_windows_only() -> None:
-    ledger = AuditLedger(LIMITS)
-    enter(ledger, A, *[3] * 4)
-    ledger.resume(0)
-    enter(ledger, A, 3, 3, 3)
-    enter(ledger, B, *[3] * 4)
-    ledger.renew()
-    assert not ledger.is_on(B)
-    assert ledger.generation(A) == 1, "the tree still holds rows of the one before"
-    assert enter(ledger, A, 3) == [], "its window is empty again"
-
-
 def test_memory_is_bounded_and_what_is_off_stays_off() -> None:
     ledger = AuditLedger(LIMITS, max_namespaces=3)
     enter(ledger, A, *[3] * 4)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from pic_platform import speculation
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_pic.adapter.features.drafts import draft_workers
 from sglang_pic.adapter.features.drafts.draft import named, read_drafts
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from tests.helpers.builders import fail
@@ -170,24 +167,3 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
     refuses(r", trtllm_mha with --speculative-draft-attention-backend; else")
     with pytest.raises(ValueError, match=r"^not ours$"), named(worker.draft_runner):
         raise ValueError("not ours")
-
-
-@pytest.mark.skipif(installed_version() != BUILT_FOR, reason="other versions may refuse servers with a draft")
-def test_every_operator_that_is_replaced_is_there() -> None:
-    missing = [
-        f"{module}.{name}"
-        for module, functions in speculation._REPLACED.items()
-        for name in functions
-        if not hasattr(import_module(module), name)
-    ]
-    assert missing == []
-
-
-def test_what_needs_a_kernel_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is replaced."""
-    flag = "speculative_use_rejection_sampling"
-    flags = SimpleNamespace(**{flag: True})
-    monkeypatch.setattr("sglang.srt.runtime_context.get_spec", lambda: flags)
-    monkeypatch.setattr(speculation, "_REPLACED", {"no.such.module": {}})
-    with pytest.raises(UnsupportedError, match=rf"^--{flag.replace('_', '-')} does not work .*; remove it\.$"):
-        speculation.install()

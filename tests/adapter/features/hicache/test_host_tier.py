@@ -33,7 +33,6 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.adapter.serve.rows import OnDevice, OnHost, Place, WindowsOnHost, cut_pieces
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.adapter.startup.calibration import calibrate_fetch
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
 from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool, view_window_host_pools
@@ -120,18 +119,6 @@ def test_rows_are_read_where_sglang_put_them(kind: str, layout: str, page_size: 
     assert_fetched_as_spliced(splicer, host_slots, slots)
     with pytest.raises(ValueError, match="max_shift=2048"):
         splicer.fetch(host_slots[:36], torch.arange(64, 100), torch.full((36,), 2_077))
-
-
-@pytest.mark.usefixtures("no_groups")
-def test_timing_a_fetch_leaves_the_pool_empty() -> None:
-    """The host's memory holds anything then, NaN too."""
-    (pool,), host, (splicer,) = pools("mha", 16, "layer_first", torch.bfloat16)
-    splicer.bind_host(view_host_pool(host, splicer.view))
-    host.kv_buffer.fill_(torch.nan)
-    for buffer in buffers_of(pool):
-        buffer.zero_()
-    assert calibrate_fetch(splicer, host.size, None) > 0
-    assert not any(buffer.view(torch.uint8).any() for buffer in buffers_of(pool))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -349,12 +336,6 @@ def test_no_store_is_attached_where_the_plugin_has_no_tier_for_it() -> None:
     assert tree.attach_storage_backend(storage_backend="file") == (False, NO_STORE)
     tree.store = SimpleNamespace()
     assert tree.attach_storage_backend(storage_backend="file")[1].startswith("HiCache is not initialized")
-
-
-def test_a_layout_that_cuts_rows_is_refused() -> None:
-    _, host, (splicer,) = pools("mha", 16, "page_head", torch.bfloat16)
-    with pytest.raises(UnsupportedError, match=r"--hicache-mem-layout page_head: .* start with --hicache-mem-layout"):
-        view_host_pool(host, splicer.view)
 
 
 def tree_of(queue: deque[Any], *paths: tuple[int, ...]) -> Any:

@@ -87,16 +87,6 @@ def test_new_weights_and_another_store_change_the_own_keys() -> None:
     assert tier.own_key is None
 
 
-def test_prefetches_that_end_without_a_result_are_forgotten() -> None:
-    tier = tier_on(HiCacheFile())
-    for handle in ("left", "ended", "goes on"):
-        tier.note_prefetch(handle, 0, range(96))
-    tier._tree.ongoing.update(("left", "goes on"))  # type: ignore[attr-defined]
-    tier.forget("left")
-    tier.forget_ended()
-    assert [*tier._prefetches] == ["goes on"]
-
-
 def test_a_write_that_nobody_announced_leaves_the_announcements() -> None:
     tier = tier_on(HiCacheFile())
     for page in "abcd":

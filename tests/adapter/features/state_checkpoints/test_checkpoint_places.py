@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from sglang_pic.census.states import StateRules, StateTree, Strategy
 from sglang_pic.core import Tokens
 from sglang_pic.core.checkpoints import Checkpoints, _names
 
@@ -53,22 +51,3 @@ def test_a_state_at_the_end_stays_where_the_next_turn_goes_on_from_there() -> No
     other = np.concatenate([whole[:200], text(7, 5000)])
     assert checkpoints.choose(other, 0, None) is None
     assert checkpoints.choose(other[:5000], 0, 192) == 192, "SGLang's own choice stands where nothing pays more"
-
-
-@pytest.mark.parametrize("strategy", Strategy)
-def test_hits_are_more_at_the_same_number_of_states(strategy: Strategy) -> None:
-    """Four tasks behind each of five clocks, each of two turns; without a buffer there is nothing to choose."""
-    rules = StateRules(strategy=strategy)
-    stock, ours = StateTree(rules), StateTree(rules, chooses=True)
-    hits = {stock: 0, ours: 0}
-    for clock in range(5):
-        for task in range(4):
-            first = behind(100 + clock, 200 + 10 * clock + task)
-            for prompt in (first, np.concatenate([first, text(task, 400)])):
-                for tree in hits:
-                    hits[tree] += tree.serve(np.append(prompt, np.int32(7)), len(prompt)).state_len
-    assert len(ours.depths) <= len(stock.depths)
-    if strategy is Strategy.NO_BUFFER:
-        assert hits[ours] == hits[stock]
-    else:
-        assert hits[ours] > hits[stock]

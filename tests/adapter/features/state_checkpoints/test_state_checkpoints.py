@@ -83,23 +83,6 @@ def test_a_state_is_kept_where_the_first_prompt_behind_a_new_clock_will_be_left(
         assert registry.get_sample_value("sglang:pic_state_checkpoints_total", labels) == count
 
 
-def test_nothing_is_learnt_of_another_namespace() -> None:
-    cache = made()
-    for task in range(3):
-        cache.serve(prompt_behind(0, task), extra_key="theirs")
-    assert cache.serve(prompt_behind(1, 3), extra_key="ours") == (0, 704)
-    assert cache.serve(prompt_behind(2, 4), cache_salt="theirs") == (0, 704)
-    assert cache.serve(prompt_behind(3, 5), extra_key="theirs") == (0, 576)
-
-
-@pytest.mark.parametrize("members", [{"session": object()}, {"skip_radix_cache_insert": True}])
-def test_requests_whose_states_are_not_in_the_tree_are_left_alone(members: dict[str, Any]) -> None:
-    cache = made()
-    for task in range(3):
-        cache.serve(prompt_behind(0, task))
-    assert cache.serve(prompt_behind(1, 3), **members) == (0, 704)
-
-
 def test_a_prompt_is_learnt_from_once_over_all_its_passes() -> None:
     """Also after a retraction, when SGLang matches it again and chooses for itself."""
     prompts = list[int]()
