@@ -6,14 +6,15 @@ An unknown key or a bad value stops the server.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from sglang_pic.core import CoreConfig, CostModel, with_preset
-from sglang_pic.core.settings import Range, check
-from sglang_pic.errors import ConfigError
+from sglang_pic.core.settings import Range, check, settings_of
+from sglang_pic.errors import ConfigError, did_you_mean
 
 Share = Annotated[float, Range(0, 1)]
 AboveZero = Annotated[float, Range(0)]
@@ -120,6 +121,10 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         "fits this server, and serves as configured in either case.",
     ] = None
 
+    def without_secrets(self) -> PicConfig:
+        """The configuration for logs and `/server_info`, without salts, which are secrets."""
+        return msgspec.structs.replace(self, opt_in=("*",) * len(self.opt_in), opt_out=("*",) * len(self.opt_out))
+
     def __post_init__(self) -> None:
         check(self)
         if self.audit_kl_limit >= self.audit_kl_cap:
@@ -158,12 +163,27 @@ def read_config(text: str) -> PicConfig:
             given["core"] = with_preset(core)
         config = msgspec.convert(given, PicConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{CONFIG_VARIABLE}: {error} (in {source}).") from error
+        raise ConfigError(f"{CONFIG_VARIABLE}: {error}{_hint(str(error))} (in {source}).") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {source} is not valid JSON: {error}.") from error
     if config.certificate is not None:
         config = msgspec.structs.replace(config, certificate=str(folder / config.certificate))
     return config
+
+
+def _hint(error: str) -> str:
+    """What is allowed in the place of a key or a value that msgspec refuses; empty if nothing can be said."""
+    found, settings = re.search(r"`\$\.(.*)`$", error), settings_of(PicConfig)
+    place = found[1] if found else ""
+    if unknown := re.match(r"Object contains unknown field `(.*?)`", error):
+        name = unknown[1].rpartition(".")[2]
+        known = [*settings, *(f"cost_gate.{each}" for each in settings_of(CostModel))]
+        for each in known:
+            outer, _, last = each.rpartition(".")
+            if last == name:
+                return f"; its place is in {outer}" if outer else f"; its place is beside {place or 'core'}"
+        return did_you_mean(f"{place}.{name}" if place else name, known)
+    return f"; must be {settings[place].allowed}" if place in settings and settings[place].allowed else ""
 
 
 def load_config() -> PicConfig:

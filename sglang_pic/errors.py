@@ -12,6 +12,7 @@ Traces have a family of their own: `pic_traces.errors`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -37,6 +38,14 @@ class ServerError(PicError):
 
 class BenchError(PicError):
     """A benchmark's server, a comparison or a fidelity run failed; the message says where to look."""
+
+
+def did_you_mean(word: object, allowed: Iterable[str]) -> str:
+    """The end of a message about a word that is not allowed: the nearest allowed one, or nothing if none is near."""
+    from difflib import get_close_matches  # Only after a mistake: every start would import it.
+
+    near = get_close_matches(str(word)[:64], [*allowed], n=1, cutoff=0.7)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class Refused(NamedTuple):

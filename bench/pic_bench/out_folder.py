@@ -49,7 +49,8 @@ def claim_folder(folder: Path, run: RunKind, *, force: bool, flags: str = "--for
         flags: what the message recommends where the folder holds an earlier run.
 
     Raises:
-        ConfigError: `folder` is a file, holds anything else, or holds an earlier run and `force` is not given.
+        ConfigError: `folder` is a file, holds anything else, holds an earlier run and `force` is not given, or cannot
+            be written.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise ConfigError(f"--out {str(folder)!r} is a file; give a folder that does not exist or is empty.")
@@ -64,7 +65,10 @@ def claim_folder(folder: Path, run: RunKind, *, force: bool, flags: str = "--for
         # `glob` omits links to nothing.
         for path in [*(folder / name for name in (*scenes_of(folder), *run.owned)), *found]:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {str(folder)!r} cannot be made ({error.strerror}); give another folder.") from error
 
 
 def claim_or_continue(folder: Path, run: RunKind, config: msgspec.Struct, *, resume: bool, force: bool) -> bool:

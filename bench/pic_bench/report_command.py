@@ -24,10 +24,11 @@ def run(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        ConfigError: there is no such folder.
-        BenchError: the folder is neither a finished comparison nor a run of tune or fidelity with records.
+        ConfigError: there is no such folder, or it is neither a comparison nor a run of tune or fidelity with records.
+        BenchError: a record of the run cannot be read.
     """
     from pic_bench.compare import report as comparison
+    from pic_bench.compare.run_folder import COMPARISON
     from pic_bench.fidelity import report as fidelity
     from pic_bench.fidelity.config import has_records
     from pic_bench.out_folder import holds_run, print_report
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         write, headline = tuned.write_report, tuned.headline
     elif has_records(folder):
         write, headline = fidelity.write_report, fidelity.headline
+    elif not holds_run(folder, COMPARISON):
+        raise ConfigError(f"{str(folder)!r}: no run in it; give a folder that `compare`, `fidelity` or `tune` wrote.")
     write(folder)
     print_report(folder, headline, as_json=args.json)
     return 0

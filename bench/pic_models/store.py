@@ -45,13 +45,18 @@ def build(
         progress: Takes a line of text per step.
 
     Raises:
-        ConfigError: `target` holds files that this module did not put there.
+        ConfigError: `target` holds files that this module did not put there, or its folder cannot be written.
     """
     target = Path(os.path.abspath(target))
     if _is_finished(target, fingerprint):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f".{target.name}.lock").open("a") as lock:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        opened = target.with_name(f".{target.name}.lock").open("a")
+    except OSError as error:
+        why = f"cannot be written there ({error.strerror}); name another folder."
+        raise ConfigError(f"target={str(target)!r}: {why}") from error
+    with opened as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_finished(target, fingerprint):
             return target

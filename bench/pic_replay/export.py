@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="TRACE|RUN", help=f"{TRACE_HELP}; with --to aiperf a folder of a replay")
     add_reader_argument(parser)
     parser.add_argument("--to", required=True, choices=_FORMS, help="the form to write")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the JSONL file to write")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the JSONL file to write, or - for stdout")
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
     parser.add_argument(
         "--tokenizer", metavar="DIR", help="a model's tokenizer and template; without one lengths are approximate"
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         OptionError: the source does not fit the form.
         TraceError: the trace, the run or the tokenizer cannot be read.
     """
-    out = output_path(args.out, "JSONL file", is_forced=args.force)
+    out = None if args.out == "-" else output_path(args.out, "JSONL file", is_forced=args.force)
     if args.limit_sessions is not None and args.limit_sessions < 1:
         raise OptionError(f"--limit-sessions={args.limit_sessions}: must be 1 or more; leave it out for all sessions.")
     use_reader(args.reader)
@@ -74,8 +74,12 @@ def run(args: argparse.Namespace) -> int:
         pace = Pace(args.spread_s, args.pause_s)
         rows = (mooncake_rows if args.to == "mooncake" else message_rows)(sessions, pace, args.tokenizer)
     counter = count()
-    write_whole(out, (msgspec.json.encode(row) + b"\n" for row, _ in zip(rows, counter, strict=False)))
-    print(f"{out}: {next(counter):,} lines", file=sys.stderr)
+    lines = (msgspec.json.encode(row) + b"\n" for row, _ in zip(rows, counter, strict=False))
+    if out is None:
+        sys.stdout.writelines(map(bytes.decode, lines))
+    else:
+        write_whole(out, lines)
+    print(f"{out or 'stdout'}: {next(counter):,} lines", file=sys.stderr)
     return 0
 
 

@@ -129,6 +129,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     cache = _make_cache(ctx, config, model, path, audit, labels)
     planning = cache.planning
     reports: dict[str, Callable[[], msgspec.Struct]] = {"faults": cache.faults.report, "modes": planning.modes.report}
+    reports["index"] = cache.publication.report
     if certificate is not None:
         reports["certificate"] = lambda: certificate
     server_info.install(reports, cache.features.reports, get_parallel().dp_rank)
@@ -151,14 +152,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     if audit is not None:
         audit.recover = cache.recover
     cost = "off" if planning.cost is None else msgspec.json.encode(planning.cost).decode()
-    text = msgspec.json.encode(_without_secrets(config)).decode()
+    text = msgspec.json.encode(config.without_secrets()).decode()
     logger.info("sglang_pic: %d delimiters, cost %s, config %s", len(model.delimiters), cost, text)
     return cache
-
-
-def _without_secrets(config: PicConfig) -> PicConfig:
-    """The configuration for the log, without salts, which are secrets."""
-    return msgspec.structs.replace(config, opt_in=("*",) * len(config.opt_in), opt_out=("*",) * len(config.opt_out))
 
 
 def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from sglang_pic.adapter.features.drafts import draft_workers
 from sglang_pic.adapter.serve import frontend
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
-from sglang_pic.errors import ContractError, PicError
+from sglang_pic.config import load_config
+from sglang_pic.errors import ConfigError, ContractError, PicError
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +25,17 @@ def register() -> None:
     """Register the backend `pic` and the front end's hooks.
 
     Raises:
-        SystemExit: SGLang differs from what this version was built for, and the command line asks for the backend.
+        SystemExit: the command line asks for the backend, and the configuration is not allowed, or SGLang differs from
+            what this version was built for.
     """
     from sglang_pic.adapter.sglang.contract import CONTRACT, FRONT, check_contract
 
     is_requested = _is_requested(sys.argv)
     try:
+        if is_requested:
+            load_config()  # Before weights and pools are loaded; the scheduler reads it again.
         changed = check_contract(CONTRACT if is_requested else FRONT)
-    except ContractError as error:
+    except (ConfigError, ContractError) as error:
         if is_requested:
             raise SystemExit(f"sglang_pic: {error}") from error
         logger.error("sglang_pic: not registered: %s", error)

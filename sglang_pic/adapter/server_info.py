@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from sglang_pic import __version__
 from sglang_pic.adapter.sglang.hooks import hook
+from sglang_pic.config import load_config
 
+SWITCHES: Final = {
+    "pic_mode": "0 (off) or 1 (auto)",
+    "pic_audit_resume": "the number of a suspended namespace in /server_info, 0 for all",
+}
+"""Our keys of `/set_internal_state`, each with what it takes, for the front end's answers."""
 _CONTROLLER = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 
@@ -25,11 +32,14 @@ def install(
         of_features: returns the features' parts, likewise.
         dp_rank: this rank or replica among those that serve requests of their own; `None` if there is one.
     """
-    rank = {} if dp_rank is None else {"dp_rank": dp_rank}
+    config = msgspec.to_builtins(load_config().without_secrets())
+    first: dict[str, Any] = {"version": __version__, "config": config}
+    if dp_rank is not None:
+        first["dp_rank"] = dp_rank
 
     def add_entry(output: Any, _controller: object, _request: object) -> None:
         shown = {**of_features()} | {name: read() for name, read in parts.items()}
-        output.internal_state["pic"] = rank | {name: msgspec.to_builtins(part) for name, part in shown.items()}
+        output.internal_state["pic"] = first | {name: msgspec.to_builtins(part) for name, part in shown.items()}
 
     hook(__name__, "SchedulerInternalStateController.get_internal_state", add_entry)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compiling.add_argument("--behind", type=Path, metavar="FILE", help="the system prompt that the skill is used with")
     actions.add_parser("list", parents=[shared], help="list the skills that the server keeps, oldest first")
     dropping = actions.add_parser("drop", parents=[shared], help="drop a skill")
-    dropping.add_argument("name", metavar="NAME")
+    dropping.add_argument("name", metavar="NAME", help="as `list` shows it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 1 if there was nothing to drop.
     """
+    if not args.base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"--base-url={args.base_url!r}: must be like http://127.0.0.1:30000.")
     with Skills(
         args.base_url,
         model=args.model,
@@ -50,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
         cache_salt=secret(CACHE_SALT),
     ) as skills:
         if args.action == "drop":
-            return 0 if skills.drop(args.name) else 1
+            is_dropped = skills.drop(args.name)
+            said = "dropped" if is_dropped else "the server keeps no skill of this name here; `list` shows the names"
+            print(f"{args.name}: {said}", file=sys.stderr)
+            return 0 if is_dropped else 1
         if args.action == "list":
             found: Sequence[Pin | Receipt] = skills.list()
         else:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sglang_pic.errors import BenchError
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Answer, Client, random_tokens
 
@@ -102,9 +103,11 @@ def test_a_corruption_is_found_and_its_namespace_goes_off_and_comes_back(client:
     assert total(client.server.get("/metrics"), "pic_audit_suspended_namespaces") == 1
 
     number = audit["suspended"][0]["number"]
-    assert resume(client, number + 1) == [False]
+    with pytest.raises(BenchError, match=rf"HTTP 400.*pic_audit_resume={number + 1}: refused"):
+        resume(client, number + 1)
     assert resume(client, number) == [True]
-    assert resume(client, number) == [False], "it is on already"
+    with pytest.raises(BenchError, match=r"HTTP 400.*a suspended namespace"):
+        resume(client, number)  # It is on already.
     assert client.audit()["suspended"] == []
     assert ask(1, "bad").cached_tokens == 0, "it begins with an empty tree"
     assert ask(62, "bad").chunk_hit_tokens > 100

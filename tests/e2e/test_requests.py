@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from pic_bench.compare.server import request
 from pic_replay.client import read_events
 
+from sglang_pic import __version__
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve.modes import SWITCH_KEY
 from tests.e2e.servers import on_servers
@@ -178,10 +179,13 @@ def test_headers_keep_tenants_apart_and_opt_out_on_every_endpoint(client: Client
 
     def spliced(beginning: str, headers: dict[str, str], *, stream: bool = False) -> float:
         before = client.counters()
-        status, _ = _post(client, path, _streamed(path, _ENDPOINTS[path](beginning + _BODY), stream), headers)
+        body = _streamed(path, _ENDPOINTS[path](beginning + _BODY), stream)
+        status, _, said = _exchange(client, path, body, headers)
         assert status == 200
         wait_until(lambda: client.grown(before)["prompt_tokens"] > 0)
-        return client.grown(before)["tokens:chunk"]
+        num_spliced = client.grown(before)["tokens:chunk"]
+        assert said["x-pic-spliced"] == str(int(num_spliced)), "streams too"
+        return num_spliced
 
     assert spliced("It is noon. ", tenant) == 0
     assert spliced("It is one minute past noon. ", tenant) > 100
@@ -190,7 +194,12 @@ def test_headers_keep_tenants_apart_and_opt_out_on_every_endpoint(client: Client
     assert spliced("A new day begins with the first light. ", tenant | {"x-pic-mode": "off"}) == 0
     for stream in (False, True):
         body = _streamed(path, _ENDPOINTS[path]("a"), stream)
-        for headers in ({"x-pic-mode": "maybe"}, {"x-pic-salt": "two words"}, {"x-request-id-pic-slat": "a"}):
+        for headers in (
+            {"x-pic-mode": "maybe"},
+            {"x-pic-mod": "off"},
+            {"x-pic-salt": "two words"},
+            {"x-request-id-pic-slat": "a"},
+        ):
             status, answer = _post(client, path, body, headers)
             assert (status, "header" in answer, "x-pic-" in answer) == (400, True, True)
 
@@ -237,6 +246,21 @@ def test_an_empty_prompt_is_refused_and_the_server_lives(client: Client) -> None
     assert client.generate(random_tokens(160, 40)).prompt_tokens == 40
 
 
+def test_a_refused_switch_of_a_running_server_says_what_is_allowed(client: Client) -> None:
+    for asked in ({"pic_mod": 0}, {SWITCH_KEY: 2}):
+        status, answer = _post(client, "/set_internal_state", {"server_args": asked}, {})
+        assert (status, "pic_mode: 0 (off) or 1 (auto)" in answer) == (400, True)
+    assert client.internal_state()["modes"]["is_on"]
+
+
+def test_server_info_has_the_configuration_and_how_full_the_index_is(client: Client) -> None:
+    client.generate(random_tokens(150, 300))
+    wait_until(lambda: client.internal_state()["index"]["tokens"] > 200)
+    entry = client.internal_state()
+    assert entry["config"]["cost_gate"] == "off", "as this server was configured"
+    assert (entry["config"]["core"]["max_index_bytes"], entry["version"]) == (entry["index"]["max_bytes"], __version__)
+
+
 def test_a_running_server_is_switched_off_and_on(client: Client) -> None:
     donor, later = random_tokens(140, 300), random_tokens(144, 300)
     client.generate(donor)
@@ -270,16 +294,23 @@ def _streamed(path: str, body: dict[str, Any], stream: bool) -> dict[str, Any]:
 
 
 def _post(client: Client, path: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, str]:
-    """Status and text of the answer; a body names the server's model where SGLang wants that."""
+    """Status and text of the answer."""
+    return _exchange(client, path, body, headers)[:2]
+
+
+def _exchange(
+    client: Client, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> tuple[int, str, Mapping[str, str]]:
+    """Status, text and headers of the answer; a body names the server's model where SGLang wants that."""
     asked = {"Content-Type": "application/json", **headers}
     if path == "/v1/responses":
         body = {"model": json.loads(client.server.get("/v1/models"))["data"][0]["id"], **body}
     sent = urllib.request.Request(client.server.base_url + path, json.dumps(body).encode(), asked)
     try:
         with urllib.request.urlopen(sent, timeout=300) as answer:
-            return answer.status, answer.read().decode()
+            return answer.status, answer.read().decode(), answer.headers
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        return error.code, error.read().decode(), error.headers
 
 
 def _chat(text: str, **body: Any) -> dict[str, Any]:

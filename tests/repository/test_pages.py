@@ -108,7 +108,7 @@ def test_every_command_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     for verb in VERBS:
         monkeypatch.setattr(import_module(VERBS[verb].module), "run", lambda args: seen.append(args.verb) or 0)
-    monkeypatch.setattr("sglang_pic.cli._check_needs", lambda name: None)
+    monkeypatch.setattr("sglang_pic.cli._check_needs", lambda *_: None)
     for page in CURRENT:
         for code in code_of(page):
             words = (

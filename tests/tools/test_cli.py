@@ -63,7 +63,7 @@ def test_help_of_a_verb_has_its_notes_and_an_example(verb: str, capsys: pytest.C
     assert "notes of the verb\n\nexit codes:\n" in help_
 
 
-@pytest.mark.parametrize(("verb", "code"), [("config", 2), ("trace", 1), ("import", 1)], indirect=["verb"])
+@pytest.mark.parametrize(("verb", "code"), [("config", 2), ("trace", 2), ("import", 2)], indirect=["verb"])
 def test_error_is_one_line_on_stderr(verb: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb]) == code
     out, err = capsys.readouterr()
@@ -125,15 +125,16 @@ def test_help_of_every_verb_loads_nothing_heavy(name: str) -> None:
 def test_a_verb_of_the_other_distribution_says_what_to_install(name: str) -> None:
     run = f"from sglang_pic.cli import main; sys.exit(main(['{name}', '--help']))"
     done = python(WITHOUT_BENCH + run)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(rf"sglang-pic: error: `sglang-pic {name}` .+: pip install sglang-pic-bench\n", done.stderr)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = rf"sglang-pic: error: `sglang-pic {name}` .+: pip install ./bench in the repository\n"
+    assert re.fullmatch(said, done.stderr)
 
 
 def test_a_generated_trace_without_the_other_distribution_says_what_to_install() -> None:
     run = f"from sglang_pic.cli import main; sys.exit(main(['census', '{GENERATED}']))"
     done = python(WITHOUT_BENCH + run)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"sglang-pic: error: gen:random.+: pip install sglang-pic-bench\n", done.stderr)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"sglang-pic: error: gen:random.+: pip install ./bench in the repository\n", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_missing_file_is_usage_in_every_verb(words: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["compare", "sample:agents", "--model", "nosuch", "--out", "o"], "--model='nosuch': no such folder; .+"),
+        (["compare", "sample:agents", "--model", "nosuch", "--out", "o"], "model='nosuch': no such folder; .+"),
         (["report", "nosuch"], "'nosuch': no such folder; .+"),
     ],
 )
@@ -234,8 +235,8 @@ def test_verb_without_its_extra_names_the_one_to_install(name: str, tmp_path: Pa
     extra, _, words = RUNS[name]
     run = f"from sglang_pic.cli import main; sys.exit(main({[name, *words]}))"
     done = python(without(MODULES) + run, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    needs, install = f"sglang-pic: error: `sglang-pic {name}` needs ", f"pip install 'sglang-pic{extra}'"
+    assert done.returncode == 2, done.stderr
+    needs, install = f"sglang-pic: error: `sglang-pic {name}` needs ", f"pip install '.{extra}' in the repository"
     assert re.fullmatch(rf"{needs}.+ not installed here: {re.escape(install)}\n", done.stderr)
 
 

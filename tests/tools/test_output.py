@@ -58,7 +58,7 @@ def test_where_a_file_cannot_be_it_is_not_written(tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "out", Path("/proc/out")):
         with pytest.raises(ConfigError, match="cannot be written there"):
             write_whole(path, b"a")
-    assert main([*VERBS["fix"], "--out", str(tmp_path / ("a" * 300))]) == 1
+    assert main([*VERBS["fix"], "--out", str(tmp_path / ("a" * 300))]) == 2
 
 
 def test_a_folder_of_a_run_is_claimed_with_its_links(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _generate(trace: str) -> Iterator[Session]:
     except ModuleNotFoundError as error:
         if error.name != "pic_generate":
             raise
-        raise TraceError(f"{trace}: generators are in another package: pip install sglang-pic-bench") from error
+        raise TraceError(f"{trace}: needs sglang-pic-bench: pip install ./bench in the repository") from error
     sessions: Iterator[Session] = generator.generate(trace)
     return sessions
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,8 @@ from typing import TYPE_CHECKING
 from pic_traces.source import TRACE_HELP
 
 from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
+from pic_bench.server_flags import server_flags
+from sglang_pic.adapter.doctor.model_folder import check_model
 from sglang_pic.arguments import collect_after_dashes
 from sglang_pic.errors import ConfigError
 
@@ -59,10 +59,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     from pic_bench.compare.compare import Settings
     from pic_bench.compare.run_folder import Config, make_scenes
 
-    if not (Path(args.model).is_dir() or re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", args.model)):
-        raise ConfigError(f"--model={args.model!r}: no such folder; a folder or a hub name ORG/NAME is allowed.")
+    check_model(args.model)
     kinds = [name.strip() for name in args.arms.split(",") if name.strip()]
-    server_args = [word for text in args.server_arg for word in shlex.split(text)] + args.server_args
+    server_args = [*server_flags(args.server_arg, args.server_args)]
     pic_config = read_pic_config(args.pic_config)
     arms = build_arms(kinds, server_args=server_args, pic_config=pic_config)
     asked = {

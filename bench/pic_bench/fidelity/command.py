@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from pic_bench.fidelity.arms import DEFAULT_POLICIES, parse_policy
 from pic_bench.fidelity.config import QUICK_SIZES, Config, Sizes
 from pic_bench.fidelity.record import Experiment, TemplateSet
 from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
+from pic_bench.server_flags import server_flags
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -94,6 +94,6 @@ def _config(args: argparse.Namespace) -> Config:
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
         edit_set=TemplateSet(args.set),
-        server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
+        server_args=server_flags(args.server_arg),
         seed=args.seed,
     )

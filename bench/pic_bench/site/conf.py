@@ -90,6 +90,7 @@ Careful adoption <sglang_pic/ADOPT>
 Deploying it <sglang_pic/DEPLOY>
 Recording a log <sglang_pic/RECORD>
 No splices: why? <sglang_pic/NO_HITS>
+Your agent <sglang_pic/YOUR_AGENT>
 Runbook and board <sglang_pic/RUNBOOK>
 sglang_pic/site/upgrade
 Models <sglang_pic/MODELS>

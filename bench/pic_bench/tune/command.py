@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from pic_traces.source import TRACE_HELP
 
 from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
+from pic_bench.server_flags import server_flags
 from sglang_pic.errors import BenchError, ConfigError
+
+if TYPE_CHECKING:
+    from pic_bench.tune.config import Sample
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +40,12 @@ def run(args: argparse.Namespace) -> int:
     from pic_bench.fidelity.cases.text import ModelText
     from pic_bench.out_folder import CONFIG, claim_or_continue, print_report, read_json, write_json
     from pic_bench.tune import ladder
+    from pic_bench.tune.bounds import MAX_SESSIONS
     from pic_bench.tune.climb import climb
     from pic_bench.tune.config import RUN, SAMPLE, Config, Sample
     from pic_bench.tune.report import headline, write_report
     from pic_bench.tune.sample import draw
+    from pic_bench.tune.verdict import Judge
 
     if args.time_limit is not None and not 0 < args.time_limit < math.inf:
         raise ConfigError(f"--time-limit={args.time_limit!r}: must be more than 0 minutes.")
@@ -52,12 +58,13 @@ def run(args: argparse.Namespace) -> int:
         sessions=args.sessions,
         seed=args.seed,
         pool_tokens=args.max_total_tokens,
-        server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
+        server_args=server_flags(args.server_arg),
         ladder=ladder.LADDER,
         server=args.base_url,
     )
     text = ModelText(Path(config.model))
     drawn = draw(config.logs, config.model, text, config.sessions, config.seed)
+    _check_number(drawn.sample, Judge(drawn.sample, config.budget, []).needed("") or MAX_SESSIONS)
     claim_or_continue(args.out, RUN, config, resume=args.resume, force=args.force)
     write_json(args.out / CONFIG, config)
     path = args.out / SAMPLE
@@ -80,3 +87,15 @@ def run(args: argparse.Namespace) -> int:
     summary = write_report(args.out)
     print_report(args.out, headline, as_json=args.json)
     return 0 if summary.certified else 1
+
+
+def _check_number(sample: Sample, needed: int) -> None:
+    """Refuse a single session, and say if the half that certifies has fewer than the budget needs without any loss."""
+    if sample.sessions < 2:
+        raise ConfigError("the logs have one session with a call that fits: one chooses, another certifies; give more.")
+    if (certifying := sample.sessions - sample.num_choosing) < needed:
+        print(
+            f"sglang-pic: {certifying} sessions certify, and this budget needs {needed} even if nothing is lost: "
+            "losses are measured, nothing will be certified; give more logs, or a larger --budget",
+            file=sys.stderr,
+        )

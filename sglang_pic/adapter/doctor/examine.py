@@ -181,7 +181,9 @@ def _judge(area: Area, what: str, *, others: str | None = None) -> Support:
 
 
 def _finding(judged: Support) -> Finding:
-    return Finding(area=judged.area.value, what=judged.what, level=judged.level.shown, reason=judged.reason)
+    # No GPU has run any test.
+    level = "CPU only" if judged.level is Level.TESTED else judged.level.shown
+    return Finding(area=judged.area.value, what=judged.what, level=level, reason=judged.reason)
 
 
 def _computed(resolved: Resolved) -> Iterator[str]:

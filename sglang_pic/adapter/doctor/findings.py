@@ -13,7 +13,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     area: str
     what: str
     level: str
-    """`tested`, `admitted`, `prefix only` or `refused`."""
+    """`CPU only` (tested, and on no GPU), `admitted`, `prefix only` or `refused`."""
     reason: str
 
 
@@ -61,11 +61,9 @@ def _lines(findings: Findings) -> Iterator[str]:
     yield ""
     shown = [f"{finding.area}: {finding.what}" for finding in findings.findings]
     width = max(map(len, shown), default=0)
-    # No GPU has run any test.
-    names = ["CPU only" if finding.level == "tested" else finding.level for finding in findings.findings]
-    levels = 1 + max(map(len, ("contract", *names)))
-    for finding, level, text in zip(findings.findings, names, shown, strict=True):
-        yield f"  {level:<{levels}}{text:<{width}}  {finding.reason}"
+    levels = 1 + max(map(len, ("contract", *(finding.level for finding in findings.findings))))
+    for finding, text in zip(findings.findings, shown, strict=True):
+        yield f"  {finding.level:<{levels}}{text:<{width}}  {finding.reason}"
     yield f"  {'contract':<{levels}}{findings.contract}"
     if findings.certificate:
         yield f"  {findings.certificate}"

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve import headers
 from sglang_pic.adapter.serve.options import parse_options, shown
+from sglang_pic.adapter.server_info import SWITCHES
 from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
-from sglang_pic.errors import ConfigError
+from sglang_pic.errors import ConfigError, did_you_mean
 
 BACKEND_NAME = "pic"
 """The value of `--radix-cache-backend`."""
@@ -33,6 +35,8 @@ def install() -> None:
     hook(__name__, "TokenizerManager.__init__", _with_http_server)
     hook(__name__, "TokenizerManager.generate_request", _take_headers)
     hook(__name__, "TokenizerManager._validate_one_request", _validate)
+    hook(__name__, "TokenizerManager._wait_one_response", _with_noted_hits)
+    hook(__name__, "TokenizerControlMixin.set_internal_state", _with_reasons)
     hook(__name__, "MultiTokenizerRouter.__init__", _with_http_workers)
     hook(__name__, "TokenizerManager.convert_to_span_attrs", _with_span_attributes)
     hook(__name__, "cached_tokens_details_from_dict", _with_chunk_hits)
@@ -61,6 +65,49 @@ class _Judged:
     is_admitted: bool = False
     """Whether a prompt of the request has passed the checks."""
     refusal: ConfigError | None = None
+    hits: Counter[str] = field(default_factory=Counter)
+    """Our entries of `cached_tokens_details`, over the prompts that have begun to be answered."""
+    reasons: set[str] = field(default_factory=set)
+
+    def note(self, details: Mapping[str, Any]) -> None:
+        """Add the details of one prompt."""
+        for name, value in _ours(details).items():
+            if isinstance(value, int):
+                self.hits[name] += value
+            else:
+                self.reasons.add(str(value))
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the response, as ASGI has them; none if no prompt has begun to be answered."""
+        found = {f"x-pic-{name.removeprefix('pic_')}": str(number) for name, number in self.hits.items()}
+        if "x-pic-pic" in found:
+            found["x-pic-spliced"] = found.pop("x-pic-pic")
+        if self.reasons:
+            found["x-pic-reason"] = ", ".join(sorted(self.reasons))
+        return [(name.replace("_", "-").encode(), value.encode()) for name, value in sorted(found.items())]
+
+
+class _Outputs:
+    """A prompt's outputs, whose first one is noted; the others pass without another step."""
+
+    def __init__(self, outputs: Any, judged: _Judged) -> None:
+        self._outputs, self._judged = outputs, judged
+        self._is_noted = False
+
+    def __aiter__(self) -> _Outputs:
+        return self
+
+    def aclose(self) -> Any:
+        return self._outputs.aclose()
+
+    def __anext__(self) -> Any:
+        return self._outputs.__anext__() if self._is_noted else self._first()
+
+    async def _first(self) -> Any:
+        output = await self._outputs.__anext__()
+        self._is_noted = True
+        self._judged.note({"pic": 0, **(output.get("meta_info", {}).get("cached_tokens_details") or {})})
+        return output
 
 
 _JUDGED: ContextVar[_Judged | None] = ContextVar("judged", default=None)
@@ -89,11 +136,11 @@ class Refusals:
         except ConfigError as error:
             await _refusal(error)(scope, receive, send)
             return
-        judged, kept, is_refused = _Judged(), [], False
+        judged, kept, has_begun, is_refused = _Judged(), [], False, False
         _JUDGED.set(judged)
 
         async def send_judged(message: Any) -> None:
-            nonlocal is_refused
+            nonlocal has_begun, is_refused
             if is_refused:
                 return
             kept.append(message)
@@ -102,11 +149,20 @@ class Refusals:
                 is_refused = True
                 await _refusal(judged.refusal)(scope, receive, send)
             elif judged.is_admitted or not message.get("more_body", message is kept[0]):
+                if not has_begun and judged.hits:
+                    kept[0] = {**kept[0], "headers": [*kept[0].get("headers", ()), *judged.headers()]}
+                has_begun = True
                 for each in kept:
                     await send(each)
                 kept.clear()
 
-        await self._app(scope, receive, send_judged)
+        try:
+            await self._app(scope, receive, send_judged)
+        except ConfigError as error:
+            # SGLang makes no answer of what `/set_internal_state` raises.
+            if error is not judged.refusal or has_begun:
+                raise
+            await _refusal(error)(scope, receive, send)
 
 
 def _refusal(error: ConfigError) -> Any:
@@ -160,6 +216,30 @@ def _validate(manager: Any, obj: Any, input_ids: Sequence[int] | None = None) ->
         _check(*(getattr(obj, name, None) for name in ("sampling_params", "extra_key")))
     if (judged := _JUDGED.get()) is not None:
         judged.is_admitted = True
+
+
+def _with_noted_hits(outputs: Any, manager: Any, _obj: object, _request: object = None) -> _Outputs | None:
+    """The outputs of a prompt, noted for the headers of the response where an HTTP server answers."""
+    judged = _JUDGED.get()
+    return _Outputs(outputs, judged) if judged is not None and _is_ours(manager.server_args) else None
+
+
+async def _answered(updated: Awaitable[list[bool]], asked: Mapping[str, object]) -> list[bool]:
+    answers = await updated
+    # Of several schedulers one may have what the others lack, such as a suspended namespace.
+    if not any(answers):
+        words = ", ".join(f"{key}={shown(value)}" for key, value in asked.items())
+        hint = "".join(did_you_mean(key, SWITCHES) for key in asked if key not in SWITCHES)
+        allowed = "; ".join(f"{key}: {values}" for key, values in SWITCHES.items())
+        with _judging():
+            raise ConfigError(f"server_args {words}: refused, nothing was changed; allowed are {allowed}{hint}")
+    return answers
+
+
+def _with_reasons(updated: Awaitable[list[bool]], manager: Any, obj: Any) -> Awaitable[list[bool]] | None:
+    """Answer HTTP 400 to switches of the plugin that a scheduler refuses, where SGLang says `[false]`."""
+    is_ours = any(key.startswith("pic") for key in obj.server_args) and _is_ours(manager.server_args)
+    return _answered(updated, obj.server_args) if is_ours else None
 
 
 def _refuse_empty(obj: Any, input_ids: Sequence[object] | None) -> None:

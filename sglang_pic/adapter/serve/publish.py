@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.media import tokens_of
@@ -18,6 +20,16 @@ INDEX_BYTES: Final = Metric("sglang:pic_index_bytes", MetricKind.GAUGE, "Host me
 INDEX_MAX_TOKENS: Final = Metric("sglang:pic_index_max_tokens", MetricKind.GAUGE, "core.max_index_tokens.")
 INDEX_MAX_BYTES: Final = Metric("sglang:pic_index_max_bytes", MetricKind.GAUGE, "core.max_index_bytes.")
 METRICS: Final = (INDEX_TOKENS, INDEX_MAX_TOKENS, INDEX_BYTES, INDEX_MAX_BYTES)
+
+
+class IndexReport(msgspec.Struct, frozen=True):
+    """The chunk index's part of `/server_info`."""
+
+    tokens: int
+    max_tokens: int
+    bytes: int
+    """Estimated."""
+    max_bytes: int
 
 
 class Publication:
@@ -93,6 +105,11 @@ class Publication:
     def _export_size(self) -> None:
         self._series.set(INDEX_TOKENS, self.index.num_tokens)
         self._series.set(INDEX_BYTES, self.index.num_bytes)
+
+    def report(self) -> IndexReport:
+        """How full the index is."""
+        limits = self.index.config
+        return IndexReport(self.index.num_tokens, limits.max_index_tokens, self.index.num_bytes, limits.max_index_bytes)
 
     @property
     def is_whole(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from pic_bench.compare import command
 from pic_bench.compare.arms import build_arms, read_pic_config
 from pic_bench.compare.compare import Settings, run_compare
 from pic_bench.compare.pairing import compare_arms, pair_records, summarize_arm
@@ -25,6 +26,7 @@ from pic_bench.report.stats import merge_tokens, top_k_kl
 from pic_replay import ReplayOptions
 from pic_replay.records import RequestRecord, Status, summarize
 
+from sglang_pic.arguments import Parser
 from sglang_pic.errors import BenchError, ConfigError
 from tests.helpers.replay_records import record, write_records
 
@@ -137,6 +139,19 @@ def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path:
     claim_folder(folder, COMPARISON, force=True)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"], "its scenes, and nothing else"
     assert (tmp_path / "other").is_dir()
+
+
+def test_words_after_dashes_go_to_the_servers() -> None:
+    parser = Parser()
+    verb = parser.add_subparsers().add_parser("compare")
+    command.add_arguments(verb)
+    line = "compare t.jsonl u.jsonl --model m --server-arg=--tp-size=2 --out o -- --page-size 16 --out x"
+    args = parser.parse_args(line.split())
+    assert args.traces == ["t.jsonl", "u.jsonl"]
+    assert args.server_args == ["--page-size", "16", "--out", "x"]
+    assert args.server_arg == ["--tp-size=2"]
+    assert args.out == Path("o")
+    assert parser.parse_args(["compare", "t.jsonl", "--model", "m", "--out", "o"]).server_args == []
 
 
 FAKE_SERVER = """

@@ -119,7 +119,7 @@ def test_block_traces_stand_beside_but_not_in_the_sum(tmp_path: Path, capsys: Ca
 def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "x"}]}\n{"messages": \n')
-    assert main(["census", GEN, str(path), "--strict"]) == 1
+    assert main(["census", GEN, str(path), "--strict"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert re.match("sglang-pic: error: .*bad.jsonl:2", err)

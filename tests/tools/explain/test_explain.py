@@ -132,7 +132,7 @@ def test_what_terminals_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.C
     out = tmp_path / "page.html"
     assert main(["explain", str(log), "--out", str(out)]) == 0
     (tmp_path / "bad\x1b.jsonl").write_text("{")
-    assert main(["census", str(tmp_path / "bad\x1b.jsonl")]) == 1
+    assert main(["census", str(tmp_path / "bad\x1b.jsonl")]) == 2
     printed = "".join(capsys.readouterr())
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
     assert printed.count("\\u001b") >= 2
@@ -186,7 +186,7 @@ def test_a_wrong_last_file_is_found_first(text: str, message: str, tmp_path: Pat
     trace = tmp_path / "log.jsonl"
     trace.write_text(text)
     words = ["explain", SAMPLE, str(trace), "--strict", "--out", str(tmp_path / "page.html")]
-    assert main(words) == 1
+    assert main(words) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [trace]
 

@@ -407,7 +407,7 @@ def test_a_log_of_many_kinds_says_what_it_passed_over(tmp_path: Path, capsys: py
     assert main(["census", str(path), "--quiet"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "passed over 3 lines: 1 a request of /v1/embeddings, which has no prompt (first" in out
-    assert main(["census", str(path), "--quiet", "--strict"]) == 1
+    assert main(["census", str(path), "--quiet", "--strict"]) == 2
     assert "log.jsonl:2: a request of /v1/embeddings" in capsys.readouterr().err
 
 

@@ -126,7 +126,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise TraceError(f"{asked}: needs the package `tokenizers`: pip install 'sglang-pic[census]'") from error
+        raise TraceError(f"{asked}: needs the package tokenizers: pip install '.[census]' in the repository") from error
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
