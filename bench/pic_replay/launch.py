@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """What the replay's process reads from stdin; the descriptors are inherited."""
 
     options: ReplayOptions
-    command: list[str]
+    command: str
     progress_fd: int
     """For the progress bar."""
     turn_fds: tuple[int, int] | None = None
@@ -191,6 +192,6 @@ def _dup_stderr() -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _command(options: ReplayOptions) -> list[str]:
-    secret = options.api_key
-    return [argument.replace(secret, "[not recorded]") if secret else argument for argument in sys.argv]
+def _command(options: ReplayOptions) -> str:
+    words, secret = [Path(sys.argv[0]).name, *sys.argv[1:]], options.api_key
+    return shlex.join([word.replace(secret, "[not recorded]") if secret else word for word in words])

@@ -23,7 +23,7 @@ from pic_traces.source import limit, load
 
 from pic_replay import users
 from pic_replay.client import Endpoint
-from pic_replay.environment import describe_environment
+from pic_replay.environment import ReplayEnvironment, capture
 from pic_replay.launch import EXIT_CRASHED, EXIT_NO_DISK, EXIT_REFUSED, Job
 from pic_replay.options import FlattenTools, ReplayOptions
 from pic_replay.records import summarize
@@ -66,7 +66,7 @@ def _run(job: Job) -> int:
         raise TraceError(f"{options.trace}: no sessions to replay")
     endpoint = Endpoint(options.base_url, timeout_s=options.timeout_s, api_key=options.api_key)
     info = ask_server(endpoint, options.base_url, options.model)
-    environment = describe_environment(info, command=job.command, seed=_WARMUP_SEED)
+    environment = ReplayEnvironment(environment=capture(job.command), seed=_WARMUP_SEED, server=info)
     (out / "environment.json").write_bytes(msgspec.json.format(msgspec.json.encode(environment)))
     target = Target(endpoint, info, options, _decide_flatten(options, endpoint, info, sessions))
     interrupted = False

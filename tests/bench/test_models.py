@@ -1,4 +1,4 @@
-"""Prepared models: whole or not at all, the same bytes for a recipe; converted to MLA they compute what they did."""
+"""Prepared models: whole or not at all, the same bytes for a recipe."""
 
 from __future__ import annotations
 
@@ -14,21 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from pic_models import (
     MODEL_NAMES,
-    checkpoint,
     command,
     drafts,
     packaged,
     prepare,
     smollm2,
-    smollm2_mla,
     store,
     tiny,
 )
-from pic_models.mla_layer import MlaShape
-from pic_platform import torchvision_shim
 
 from sglang_pic.errors import ConfigError, PicError
 
@@ -84,7 +79,7 @@ def test_foreign_folder_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_and_a_missing_source_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(MODEL_NAMES) == {"smollm2", "smollm2-mla", *packaged.MODELS, *tiny.RECIPES, *drafts.DRAFTS}
+    assert set(MODEL_NAMES) == {"smollm2", *packaged.MODELS, *tiny.RECIPES, *drafts.DRAFTS}
     with pytest.raises(ConfigError, match="tiny-mla"):
         prepare("gpt5", Path("nowhere"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
@@ -169,54 +164,6 @@ def test_two_processes_build_once(tmp_path: Path) -> None:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert (tmp_path / "calls").read_text() == "x"
-
-
-HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 96, 6, 3, 8
-
-
-def _error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((result - expected).norm() / expected.norm())
-
-
-def _small_llama() -> object:
-    """A model whose KV heads have equal keys, so that its conversion loses nothing but what bf16 rounds away."""
-    torchvision_shim.install()
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=2, num_attention_heads=NUM_HEADS,
-        num_key_value_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, max_position_embeddings=128, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0}, initializer_range=0.1,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    for layer in model.model.layers:
-        torch.nn.init.uniform_(layer.input_layernorm.weight, 0.5, 2.0)
-        keys = layer.self_attn.k_proj.weight
-        keys.data = keys.data[:HEAD_DIM].repeat(NUM_KV_HEADS, 1)
-    return model
-
-
-def test_checkpoint_is_read_as_the_same_model(tmp_path: Path) -> None:
-    """Names, layout, configuration: transformers' DeepSeek-V2 on a whole model."""
-    model = _small_llama()
-    from transformers import AutoModelForCausalLM
-
-    lines: list[str] = []
-    tokens = torch.arange(3, 259).view(1, -1)[:, :120]
-    shape = MlaShape(latent_rank=HIDDEN, nope_dim=12, value_dim=16)
-    weights = smollm2_mla.convert_weights(model, smollm2_mla.collect_moments(model, [tokens[0]]), shape, lines.append)
-    assert "outside its latent" in lines[-1]
-    checkpoint.write(tmp_path, smollm2_mla._config(model.config, shape), weights)
-    new, report = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
-    assert type(new).__name__ == "DeepseekV2ForCausalLM"
-    assert not report["unexpected_keys"]
-    assert not report["mismatched_keys"]
-    assert set(report["missing_keys"]) <= {"lm_head.weight"}
-    with torch.no_grad():
-        before, after, elsewhere = model(tokens).logits[0], new(tokens).logits[0], new(tokens.roll(1)).logits[0]
-    assert _error(after, before) < 0.03
-    assert _error(elsewhere[-1], before[-1]) > 0.1
 
 
 def _wheel(folder: Path, number: int, content: bytes) -> None:

@@ -121,7 +121,6 @@ SERVERS = {
     "mtp_page1_dp2.host": _float32(
         *("tiny-mtp", 1, *_DP_ATTENTION, *_DRAFT_OF_MTP, "--max-total-tokens", "6000", *_HOST), is_slow=True
     ),
-    "smollm2_mla_dp2": _float32("smollm2-mla", 1, *_DP_ATTENTION, is_slow=True),
     "mla_page16_tp2": _float32(
         *("tiny-mla", 16, "--tp-size", "2", "--max-total-tokens", "6000", *_HOST), env=faults.ENVIRONMENT
     ),

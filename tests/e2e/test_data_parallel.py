@@ -21,7 +21,6 @@ pytestmark = pytest.mark.e2e
 
 _OFF = {"mode": "off"}
 with_dp_attention = on_each_server("mla_page1_dp2", "mtp_page1_dp2")
-with_each_model = on_each_server("mla_page1_dp2", "mtp_page1_dp2", "smollm2_mla_dp2")
 
 
 def side_by_side(client: Client, *prompts: Sequence[int], **body: object) -> list[Answer]:
@@ -34,7 +33,7 @@ def side_by_side(client: Client, *prompts: Sequence[int], **body: object) -> lis
         return [each.result() for each in waiting]
 
 
-@with_each_model
+@with_dp_attention
 @pytest.mark.feature("DP attention", "tensor parallelism of 2")
 def test_each_rank_splices_from_its_own_tree(client: Client) -> None:
     """At shift 0, against `mode: off`; what one rank holds is no donor of the other, and each counts for itself."""
@@ -57,7 +56,7 @@ def test_each_rank_splices_from_its_own_tree(client: Client) -> None:
     assert "audits are off with DP attention" in client.log()
 
 
-@with_each_model
+@with_dp_attention
 @pytest.mark.feature("DP attention", "chunked prefill")
 def test_a_rank_with_a_splice_beside_one_without(client: Client) -> None:
     """Beside one that computes a prompt, decodes, splices too, or whose request is aborted."""

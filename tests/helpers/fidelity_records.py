@@ -26,11 +26,11 @@ def parse(line: str = "") -> Config:
 
 
 def probe(**fields: object) -> Probe:
-    """A record of a question with one block; `fields` replace what it says."""
-    asked = {"experiment": Experiment.QA, "dtype": "float32", "prompt": "p0", "source": "sample", "num_blocks": 1}
+    """A record of a call of a trace; `fields` replace what it says."""
+    asked = {"experiment": Experiment.TRACE, "dtype": "float32", "prompt": "p0", "source": "sample"}
     tokens = {"prompt_tokens": 300, "prefix_hit_tokens": 0, "chunk_hit_tokens": 71}
     figures = {"top1_probability": 0.6, "kl": 0.01, "cosine": 0.99, "top1_agrees": True}
-    values = {**asked, **tokens, **figures, "arm": "seam-1", "donors": Donors.CONTEXT}
+    values = {**asked, **tokens, **figures, "arm": "default", "donors": Donors.TRACE}
     defaults = {"donors": Donors.NONE, "chunk_hit_tokens": 0} if fields.get("arm") in CONTROLS else {}
     return Probe(**{**values, **defaults, **fields})
 

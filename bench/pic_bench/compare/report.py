@@ -1,4 +1,4 @@
-"""Writes a comparison's reports from its folder alone: summary.json, report.md, report.html and report.svg.
+"""Writes a comparison's reports from its folder alone: summary.json, report.md and report.html.
 
 A comparison on several traces (scenes) has these for every scene, and a combined report of all.
 """
@@ -11,14 +11,13 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from pic_bench.compare import charts
-from pic_bench.compare.pairing import Pair, answered, pair_records
+from pic_bench.compare.pairing import Pair, pair_records
 from pic_bench.compare.run_folder import Run, load_run, load_scenes
 from pic_bench.compare.summary import Paired, ScenesSummary, Summary
 from pic_bench.out_folder import scenes_of
 from pic_bench.report.markdown import Table
-from pic_bench.report.numbers import JINJA, percent, plural, table_of, times
-from pic_bench.report.page import Plate, render_text, write_pages
+from pic_bench.report.numbers import JINJA, table_of, times
+from pic_bench.report.page import render_text, write_pages
 
 MAX_LISTED = 12
 MAX_ANSWER_CHARS = 1500
@@ -37,15 +36,12 @@ def write_all(folder: Path) -> list[Run]:
     summaries = {name: run.summary for name, run in runs.items()}
     first, *_ = runs.values()
     title = f"{' and '.join(one.trace.name for one in summaries.values())} on {first.summary.model.name}"
-    note = "Grey is stock SGLang, green the patched server, on the same requests."
     write_pages(
         folder,
         ScenesSummary(scenes=summaries),
         "scenes.md.j2",
         title,
-        {"report": Plate(charts.scenes([*summaries.values()]), title, note)},
         runs=runs,
-        note=note,
         table=_by_scene("scenes", summaries.values()),
         environment=first.environment,
     )
@@ -65,15 +61,12 @@ def _write_run(folder: Path) -> Run:
     run = load_run(folder)
     summary, paired = run.summary, run.summary.paired
     title = f"{summary.trace.name} on {summary.model.name}"
-    ttfts = {name: [r.ttft_s for r in answered(some) if r.ttft_s is not None] for name, some in run.records.items()}
-    poster = charts.poster(summary.arms, ttfts)
     counters = [[key, name, f"{n:g}"] for name, arm in summary.arms.items() for key, n in arm.pic_counters.items()]
     write_pages(
         folder,
         summary,
         "comparison.md.j2",
         title,
-        {"report": Plate(poster, title, _subtitle(summary))},
         **_tables(summary),
         config=run.config,
         environment=run.environment,
@@ -106,15 +99,6 @@ def _named(name: str, rows: Iterable[Mapping[str, object]], pair: Paired) -> Tab
     """A table whose titles name the arms of a pair."""
     columns = {title.format(baseline=pair.baseline, arm=pair.arm): cell for title, cell in _COLUMNS[name].items()}
     return table_of(columns, rows)
-
-
-def _subtitle(summary: Summary) -> str:
-    paired = summary.paired
-    subtitle = f"{plural(summary.trace.calls, 'call')} of {plural(summary.trace.sessions, 'session')}"
-    if paired is not None and paired.requests:
-        subtitle += f"; {percent(paired.computed_tokens_ratio)} of stock's tokens computed, "
-        subtitle += f"median TTFT {times(paired.ttft_speedup_p50)} faster"
-    return subtitle
 
 
 def _request_lists(run: Run, paired: Paired) -> dict[str, Sequence[Pair]]:

@@ -1,6 +1,6 @@
 """The layout of a comparison's folder, and reading a folder back for the report.
 
-    DIR/config.json environment.json summary.json report.md report.html report.svg
+    DIR/config.json environment.json summary.json report.md report.html
     DIR/arms/<arm>/server.log requests.jsonl summary.json metrics.txt
 
 A comparison on several traces (scenes) has one such folder for each in `DIR/<scene>/`, and in DIR itself, besides the
@@ -24,9 +24,7 @@ from pic_bench.compare.summary import Measured, Summary
 from pic_bench.environment import Environment, read_environment
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, read_json, scenes_of
 
-COMPARISON = RunKind(
-    "compare", "comparison", (CONFIG, ENVIRONMENT, "summary.json", "report.md", "report.html", "report.svg", "arms")
-)
+COMPARISON = RunKind("compare", "comparison", (CONFIG, ENVIRONMENT, "summary.json", "report.md", "report.html", "arms"))
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,9 +1,8 @@
-"""How a prompt is served: the arms of every experiment, and the policies of TRACE."""
+"""How a prompt is served: the arms of the experiments, and the policies of TRACE."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,16 +25,6 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the reuse policy; the server's hold for the others."""
 
     @property
-    def seam_tokens(self) -> int | None:
-        """The arm's own seam, if it has one."""
-        seam = self.overrides.get("seam_tokens")
-        return seam if isinstance(seam, int) else None
-
-    def overriding(self, name: str, **overrides: int | str) -> Arm:
-        """The same arm under another name with further settings of its own."""
-        return msgspec.structs.replace(self, name=name, overrides={**self.overrides, **overrides})
-
-    @property
     def is_control(self) -> bool:
         """Whether nothing is spliced."""
         return self.donors is Donors.NONE
@@ -49,23 +38,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 FULL = Arm(name="full")
 RETEST = Arm(name="retest")
 EXACT = Arm(name="exact")
-CONTROLS = (FULL, RETEST, EXACT)
-"""In this order: the exact hit is a hit on the full prefill's rows."""
-SHIPPED = Arm(name="default")
-"""The server decides what to splice, by its own settings."""
-_EVERY_BLOCK = Arm(
-    name="every-block",
-    overrides={
-        **{"min_spliced_tokens": 8, "tail_tokens": 0, "other_tail_tokens": 0},
-        **{"reordered": "splice", "edit": "in_place"},
-    },
-)
-"""Every block is spliced in any order, except for its seam; a short one in place of another is no field here."""
-NAIVE = msgspec.structs.replace(_EVERY_BLOCK.overriding("naive", seam_tokens=1), rotate=False)
 STALE = Arm(name="stale", donors=Donors.EDITED)
 """Of EDITS: the prompt with the old values, computed in full: the donor, and what it answers."""
-TASK_POLICIES = ("careful=preset:careful", "balanced=preset:balanced", "no-tail=tail:0", "most=preset:most")
-"""Of TASKS, beside the controls and the most reuse without rotation."""
 EDIT_ARMS = tuple(
     Arm(name=edit, donors=Donors.EDITED, overrides={"edit": edit}) for edit in ("in_place", "notes", "recompile")
 )
@@ -86,12 +60,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTINGS = settings_of(ReusePolicy)
 _SHORT = {declared.short_name: name for name, declared in _SETTINGS.items()}
 _TAKEN = ("full", "retest", "exact", "naive", "stale")
-
-
-def spliced_arms(seams: Sequence[int]) -> list[Arm]:
-    """Every block is spliced but for its seam: an arm for every seam, and the naive one."""
-    kinds = [*(_EVERY_BLOCK.overriding(f"seam-{seam}", seam_tokens=seam) for seam in seams), NAIVE]
-    return [msgspec.structs.replace(arm, donors=Donors.CONTEXT) for arm in kinds]
 
 
 def parse_policy(text: str) -> Arm:

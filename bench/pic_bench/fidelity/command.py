@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, parse_policy
-from pic_bench.fidelity.config import QUICK_SIZES, Config, Sizes
+from pic_bench.fidelity.config import QUICK_SIZES, Amounts, Config
 from pic_bench.fidelity.record import Experiment, TemplateSet
 from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
 from pic_bench.server_flags import server_flags
 from sglang_pic.core.settings import settings_of
-from sglang_pic.errors import BenchError, ConfigError
+from sglang_pic.errors import BenchError
 
 DTYPES = ("float32", "bfloat16")
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS, "model", "out")
     add_options(parser, Path(__file__).with_name("options.toml"))
     add_options(parser, OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")
-    for size in settings_of(Sizes).values():
+    for size in settings_of(Amounts).values():
         text = size.description[0].lower() + size.description[1:].removesuffix(".")
         usual, quick = ("all" if n is None else n for n in (size.default, getattr(QUICK_SIZES, size.name)))
         help_ = f"{text} (default: {usual}; --quick: {quick})"
@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the experiments and write the report; 1 where the check fails.
+    """Run the experiments and write the report.
+
+    Returns:
+        0.
 
     Raises:
         ConfigError: an argument is not allowed, or the folder cannot be used.
@@ -40,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
         BenchError: a server failed, or too many prompts were not served as meant.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
     """
-    from pic_bench.fidelity.compared import check_naive
-    from pic_bench.fidelity.config import claim_run, read_probes
+    from pic_bench.fidelity.config import claim_run
     from pic_bench.fidelity.plan import make_plan
     from pic_bench.fidelity.report import headline, write_report
     from pic_bench.fidelity.runner import run_fidelity
@@ -63,25 +65,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"sglang-pic: warning: {told}; see {args.out / 'left_out.jsonl'}", file=sys.stderr)
     write_report(args.out)
     print_report(args.out, headline, as_json=args.json)
-    if not args.check:
-        return 0
-    checks = check_naive(read_probes(args.out))
-    for checked in checks:
-        print(f"sglang-pic: {checked}", file=sys.stderr)
-    # No prompt to check is a failure too: CI must not pass because nothing was measured.
-    return 0 if checks and all(checked.holds for checked in checks) else 1
+    return 0
 
 
 def _config(args: argparse.Namespace) -> Config:
-    skipped = {Experiment.TASKS, Experiment.TRACE} if args.quick else {Experiment.TASKS}
-    chosen = [one.value for one in Experiment if one not in skipped]
+    chosen = [Experiment.EDITS.value] if args.quick else [one.value for one in Experiment]
     for policy in args.policy:
         parse_policy(policy)
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
-    if args.policy and not {Experiment.TRACE, Experiment.EDITS, Experiment.TASKS} & {*experiments}:
-        raise ConfigError(f"--policy {args.policy[0]!r}: trace, edits and tasks have policies; add --experiment trace.")
-    asked = {name: getattr(args, name) for name in settings_of(Sizes)}
-    sizes = QUICK_SIZES if args.quick else Sizes()
+    asked = {name: getattr(args, name) for name in settings_of(Amounts)}
+    sizes = QUICK_SIZES if args.quick else Amounts()
     # A run that has no use for policies can be resumed after the default ones have changed.
     policies = tuple(args.policy) or (DEFAULT_POLICIES if Experiment.TRACE in experiments else ())
     return Config(

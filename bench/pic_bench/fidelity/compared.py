@@ -2,23 +2,21 @@
 
 Intervals are over prompts; over sessions where prompts are calls of a trace. Of EDITS only prompts whose two full
 prefills differ count (`MIN_GAP`), and of which an arm splices anything; those whose answer does not depend on the field
-stand apart. Of TASKS only those count where the full prefill is right.
+stand apart.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pic_bench.fidelity.record import Donors, Edit, Experiment, Probe
-from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Flips, Thresholds, seam_of
-from pic_bench.report.stats import Estimate, bootstrap, mcnemar, ratio
+from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Flips, Thresholds
+from pic_bench.report.stats import bootstrap, ratio
 
 FLOORS = {"exact": "exact hit", "retest": "full prefill again"}
 """The controls that show what differs with nothing spliced: the first that was measured is the floor."""
@@ -26,16 +24,12 @@ Arm = dict[str, Probe]
 """By prompt."""
 Pairs = Sequence[tuple[Probe, Probe]]
 
-_PLACE = ("experiment", "dtype", "source", "group", "min_chunk_hit", "asked")
-_MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "forced_agreement", "agreed_tokens", "answers_alike")}
-_MEANS |= {name: name for name in ("score", "exact_match", "right")}
+_PLACE = ("experiment", "dtype", "source", "group", "min_chunk_hit")
+_MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "forced_agreement")}
 _MEANS["top1"] = "top1_agrees"
 """Fields of records whose means are figures of a cell, by the figure's name."""
-_RECOVERED = {"kl": 0.0, "forced_kl": 0.0, "score": 0.05, "right": 0.05}
-"""Figures of which the share that is recovered is shown, where the floor loses more than this: the rest is noise."""
-_SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
+_SUMS = ("prompt_tokens", "chunk_hit_tokens", "computed_tokens")
 GATED = "all"
-ALL_TASKS = "all tasks"
 UNAFFECTED = "answer does not depend on it"
 _CLASSES = {2: "1 to 2", 8: "3 to 8", 32: "9 to 32"}
 _GROUPS: dict[str, Callable[[Edit], object]] = {
@@ -59,7 +53,6 @@ class Panel:
     source: str
     group: str = ""
     min_chunk_hit: int = 0
-    asked: int = 0
     arms: dict[tuple[Donors, str], Arm] = field(default_factory=lambda: defaultdict(dict))
 
     def arm(self, name: str, donors: Donors) -> Arm:
@@ -86,40 +79,19 @@ class Panel:
         return replace(self, group=group, min_chunk_hit=min_chunk_hit, arms=arms)
 
 
-class Checked(NamedTuple):
-    """One number format: by how much the naive arm's KL is above the rotated one's; None where no prompt has both."""
-
-    dtype: str
-    difference: Estimate | None
-
-    @property
-    def holds(self) -> bool:
-        """Whether the naive arm is worse, beyond chance."""
-        return self.difference is not None and self.difference.low > 0
-
-    def __str__(self) -> str:
-        if (found := self.difference) is None:
-            return f"check FAILS: {self.dtype}: no prompt has both arms"
-        return (
-            f"check {'holds' if self.holds else 'FAILS'}: {self.dtype}: mean KL without rotation less with it "
-            f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] over {found.n} prompts"
-        )
-
-
 def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[Panel], int]:
     """Group records; of several of one prompt and arm the last counts, and the number of the others is returned.
 
     A trace with a default policy is looked at twice: all its calls, and those that reuse much under it; once where no
-    other calls were measured. Prompts of EDITS are looked at by groups, those of TASKS also all together.
+    other calls were measured. Prompts of EDITS are looked at by groups.
     """
     panels: dict[tuple[Experiment, str, str], Panel] = {}
     repeated = 0
     for probe in probes:
-        for source in [probe.source, *([ALL_TASKS] if probe.experiment is Experiment.TASKS else [])]:
-            key = (probe.experiment, probe.dtype, source)
-            arm = panels.setdefault(key, Panel(*key)).arms[probe.donors, probe.arm]
-            repeated += probe.prompt in arm and source == probe.source
-            arm[probe.prompt] = probe
+        key = (probe.experiment, probe.dtype, probe.source)
+        arm = panels.setdefault(key, Panel(*key)).arms[probe.donors, probe.arm]
+        repeated += probe.prompt in arm
+        arm[probe.prompt] = probe
     # As experiments are declared, float32 before bfloat16, then by data.
     order = list(Experiment)
     ordered = sorted(panels, key=lambda key: (order.index(key[0]), key[1] != "float32", *key[1:]))
@@ -142,25 +114,12 @@ def count_sure(probes: Iterable[Probe]) -> Flips | None:
 
 
 def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
-    """A cell for every arm of every panel: controls first, then by donors, unrotated, seam length and policy."""
+    """A cell for every arm of every panel: controls first, then by donors and policy."""
     return [
         _cell(panel, donors, arm, thresholds)
         for panel in panels
         for donors, arm in sorted(panel.arms, key=lambda key: _order_of_arms(key[0], key[1], thresholds))
     ]
-
-
-def check_naive(probes: Iterable[Probe]) -> list[Checked]:
-    """The check that CI makes of a run: keys that are not rotated must do harm, or nothing could be seen.
-
-    For every number format of QA; intervals draw the items that are asked about. The KL is the mean over the gold
-    answer: less noisy than one token's.
-    """
-    panels = [panel for panel in make_panels(probes, Thresholds())[0] if panel.experiment is Experiment.QA]
-    pairs: dict[str, list[tuple[Probe, Probe]]] = defaultdict(list)
-    for panel in panels:
-        pairs[panel.dtype] += panel.pair("naive", "seam-1", Donors.CONTEXT)
-    return [Checked(dtype, _difference(found, "forced_kl")) for dtype, found in pairs.items()]
 
 
 class Gated(NamedTuple):
@@ -204,21 +163,6 @@ def grouped(prompts: Mapping[str, Probe]) -> dict[str, set[str]]:
     return {f"{name}: {at}" if at else name: found[name, at] for name, at in sorted(found, key=_order)}
 
 
-def gap_recovered(arm: Arm, floor: Arm, full: Arm, field: str) -> float | None:
-    """Of what a floor loses against the full prefill, the share that an arm does not lose: 0 at the floor, 1 at full.
-
-    It may be below 0 and above 1. None where the floor loses hardly anything. This is the recovered performance gap of
-    KVShareArena (arXiv:2609.10266), whose floor answers without the context; ours has it spliced without rotation.
-    """
-    shared = arm.keys() & floor.keys() & full.keys()
-    values = [[getattr(probes[prompt], field) for prompt in sorted(shared)] for probes in (arm, floor, full)]
-    if not shared or any(value is None for some in values for value in some):
-        return None
-    at, low, high = (fmean(some) for some in values)
-    loss = low - high if field.endswith("kl") else high - low
-    return (at - low) / (high - low) if loss > _RECOVERED[field] else None
-
-
 def recovered(probe: Probe, full: Probe, stale: Probe) -> float | None:
     """Of the way from the old prompt's answer to the new one's, the share that a record has gone."""
     if probe.log_odds is None or full.log_odds is None or stale.log_odds is None:
@@ -237,13 +181,9 @@ def _parts(panel: Panel, thresholds: Thresholds) -> list[Panel]:
     """The panel, or the groups of its prompts that are looked at."""
     if panel.experiment is Experiment.EDITS:
         return [panel.part(some, group=group) for group, some in grouped(panel.arm("full", Donors.NONE)).items()]
-    if panel.experiment is Experiment.TASKS:
-        full = panel.arm("full", Donors.NONE)
-        right = panel.part({prompt for prompt, probe in full.items() if probe.right})
-        return [replace(right, asked=len(full))] if right.arms else []
     default = next((arm for (_, name), arm in panel.arms.items() if name == thresholds.default_policy), {})
     kept = {prompt for prompt, probe in default.items() if probe.chunk_hit_tokens >= thresholds.min_chunk_hit}
-    if panel.experiment is not Experiment.TRACE or not kept:
+    if not kept:
         return [panel]
     reusing = panel.part(kept, min_chunk_hit=thresholds.min_chunk_hit)
     return [reusing] if reusing.arms == panel.arms else [panel, reusing]
@@ -258,7 +198,6 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
     probability = float(np.median([p.top1_probability for p in probes]))
     recoveries = _recoveries(panel, donors, arm)
     shares = [share for share, _ in recoveries]
-    scores = [probe.score for probe in panel.arm("full", donors).values() if probe.score is not None]
     return Cell(
         **{name: getattr(panel, name) for name in _PLACE},
         donors=donors,
@@ -273,12 +212,6 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
         top1_decided=_estimate((p.top1_agrees, p.unit) for p in decided),
         undecided=probability < thresholds.competent_probability,
         nll_change=_difference(with_full, "gold_nll"),
-        score_change=_difference(with_full, "score"),
-        right_change=_difference(with_full, "right"),
-        mcnemar=_mcnemar(with_full) if arm not in CONTROLS else None,
-        **{f"{field}_recovered": _gap_recovered(panel, donors, arm, field) for field in _RECOVERED},
-        # Unknown counts as too low, no questions at all do not.
-        incompetent=panel.experiment is Experiment.QA and (not scores or fmean(scores) < thresholds.competent_score),
         recovery=_estimate(recoveries),
         recovery_median=float(np.median(shares)) if shares else None,
         recovery_p10=float(np.percentile(shares, 10)) if shares else None,
@@ -286,18 +219,6 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
         spliced_of_in_place=_ratio_of_sums(panel.pair(arm, "in_place", donors), "chunk_hit_tokens"),
         against_floor=None if floor in (None, arm) or arm == "full" else _contrast(panel, donors, arm, str(floor)),
     )
-
-
-def _gap_recovered(panel: Panel, donors: Donors, arm: str, field: str) -> Any:
-    """Of the gap of the unrotated arm; nothing of controls and of that arm itself."""
-    if arm == "naive" or arm in CONTROLS:
-        return None
-    return gap_recovered(panel.arm(arm, donors), panel.arm("naive", donors), panel.arm("full", donors), field)
-
-
-def _mcnemar(pairs: Pairs) -> float | None:
-    both = _both(pairs, "right")
-    return mcnemar(sum(a > b for _, a, b in both), sum(a < b for _, a, b in both)) if both else None
 
 
 def _recoveries(panel: Panel, donors: Donors, arm: str) -> list[tuple[float, str]]:
@@ -345,11 +266,10 @@ def _ratio_of_sums(pairs: Pairs, field: str) -> float | None:
 
 
 def _order_of_arms(donors: Donors, arm: str, thresholds: Thresholds) -> tuple[object, ...]:
-    """Controls; then by donors: the unrotated arm, seams by length, the default policy, others by name."""
+    """Controls; then by donors: the unrotated arm or the default policy, others by name."""
     if arm in CONTROLS:
-        return -1, CONTROLS.index(arm), 0, ""
+        return -1, CONTROLS.index(arm), ""
     rank = 0 if arm == "naive" else 1
     if donors is Donors.TRACE:
         rank = 0 if arm == thresholds.default_policy else 1
-    # By the seam that a name says, so that seam-8 comes before seam-32.
-    return list(Donors).index(donors), rank, seam_of(arm) if seam_of(arm) is not None else math.inf, arm
+    return list(Donors).index(donors), rank, arm

@@ -1,7 +1,7 @@
 """What a fidelity run was asked for, the sizes of a default and of a quick run, and the files of its folder.
 
 DIR/config.json environment.json probes.jsonl left_out.jsonl server-<dtype>.log trace-<dtype>.done vault/
-DIR/summary.json report.md report.html plot-*.svg
+DIR/summary.json report.md report.html
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ Number = Annotated[int, Range(0)]
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the prompts of `cases.tasks`, which `pic_bench.paired` serves."""
+
+    tasks: int = 60
+    """Prompts of each kind."""
+    length: int = 1
+    """How many times the usual documents they have."""
+
+
+class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured; what is said of a field is also the help of its flag. Earlier runs name sizes more."""
 
-    questions: Annotated[Number, "Questions from each source."] = 60
     edits: Annotated[Number, "Prompts of edits, from the templates in turn."] = 240
-    tasks: Annotated[Number, "Prompts of each kind of task."] = 60
-    length: Annotated[int, Range(1, 4), "How many times the usual documents the prompts of tasks have."] = 1
     calls: Annotated[int | None, "Only the first N calls of every trace."] = None
 
     def __post_init__(self) -> None:
@@ -41,12 +47,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = KIND
     model: str
     data: tuple[str, ...]
-    """Files of questions and traces; empty for what the package carries."""
+    """Traces; empty for what the package carries."""
     experiments: tuple[Experiment, ...]
     dtypes: tuple[str, ...]
-    sizes: Sizes
+    sizes: Amounts
     policies: tuple[str, ...]
-    """Of TRACE and TASKS, as on the command line; of EDITS, beside its own."""
+    """Of TRACE, as on the command line; of EDITS, beside its own."""
     min_chunk_hit: int
     """TRACE measures calls with so many chunk-hit tokens under the first policy."""
     pool_tokens: int | None
@@ -55,14 +61,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     edit_set: TemplateSet = TemplateSet.REPORT
     seed: int
 
-    @property
-    def page_size(self) -> int:
-        """Of the server, as its flags say."""
-        words = list(self.server_args)
-        return int(words[words.index("--page-size") + 1]) if "--page-size" in words else 1
 
-
-QUICK_SIZES = Sizes(questions=4, calls=12, edits=16)
+QUICK_SIZES = Amounts(calls=12, edits=16)
 
 
 PROBES = "probes.jsonl"
@@ -74,7 +74,7 @@ _RUN = RunKind(
     "fidelity run",
     (
         *(CONFIG, ENVIRONMENT, PROBES, f"{PROBES}.gz", LEFT_OUT, VAULT, "server-*.log", "trace-*.done"),
-        *("summary.json", "report.md", "report.html", "plot-*.svg"),
+        *("summary.json", "report.md", "report.html"),
     ),
 )
 

@@ -10,7 +10,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,17 +51,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class Score(NamedTuple):
-    """The best over the gold answers."""
-
-    value: float
-    """In [0, 1]."""
-    exact: bool
-    """Whether the answer is a gold answer, both normalised."""
-
-
-def score_answer(answer: str, golds: Sequence[str], *, contains: bool) -> Score:
-    """The score of an answer; an answer's first line that has text counts, small models go on.
+def score_answer(answer: str, golds: Sequence[str], *, contains: bool) -> float:
+    """The best score over the gold answers, in [0, 1]; an answer's first line that has text counts, small models go on.
 
     Args:
         contains: 1 where a gold answer stands in it word for word, else 0: what retrieval of a value asks.
@@ -71,10 +61,9 @@ def score_answer(answer: str, golds: Sequence[str], *, contains: bool) -> Score:
     line = next((line for line in answer.splitlines() if line.strip()), "")
     said = normalise(line)
     wanted = [normalise(gold) for gold in golds]
-    exact = said in wanted
     if contains:
-        return Score(float(any(f" {gold} " in f" {said} " for gold in wanted)), exact)
-    return Score(max((word_f1(said, gold) for gold in wanted), default=0.0), exact)
+        return float(any(f" {gold} " in f" {said} " for gold in wanted))
+    return max((word_f1(said, gold) for gold in wanted), default=0.0)
 
 
 def normalise(text: str) -> str:

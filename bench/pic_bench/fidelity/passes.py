@@ -22,7 +22,7 @@ from pic_bench.fidelity.arms import FULL, RETEST, Arm
 from pic_bench.fidelity.cases.case import Case, Ids
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.measure import Reference, Step, compare
-from pic_bench.fidelity.record import Experiment, Probe
+from pic_bench.fidelity.record import Probe
 from pic_bench.fidelity.target import Recorded, Target
 from sglang_pic.errors import BenchError
 from sglang_pic.output import write_whole
@@ -68,7 +68,6 @@ def session_calls(session: Session, number: int, source: str, encoder: Encoder, 
         answer = encoded.path[len(prompt) :][:MAX_ANSWER_TOKENS].tolist()
         if len(prompt) + max(len(answer), _ROOM) < text.context_len:
             case = Case(
-                experiment=Experiment.TRACE,
                 name=call_name(number, call.index),
                 source=source,
                 prompt=prompt,

@@ -24,10 +24,8 @@ SURE = 0.9
 class Experiment(Enum):
     """What is varied."""
 
-    QA = "qa"  # questions over documents in another order
     TRACE = "trace"  # the calls of a trace in order, under policies
     EDITS = "edits"  # a prompt behind the same prompt with other values in its fields
-    TASKS = "tasks"  # questions, tool calls, JSON and edits of files, each answer right or wrong
 
 
 class Donors(Enum):
@@ -92,16 +90,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies the prompt within its experiment; the same under every arm."""
     source: str
     arm: str
-    """`full`, `retest` (full prefill again), `exact` (exact prefix hit), `naive` (spliced, not rotated), `seam-K`,
-    `stale` (what the old prompt answers), or a policy's name."""
-    num_blocks: int | None
-    """Blocks that were meant to be spliced; None for a trace."""
+    """`full`, `retest` (full prefill again), `exact` (exact prefix hit), `naive` (spliced, not rotated), `stale` (what
+    the old prompt answers), or a policy's name."""
     donors: Donors
     prompt_tokens: int
     prefix_hit_tokens: int
     chunk_hit_tokens: int
-    block_tokens: int = 0
-    """Of the blocks that were meant to be spliced."""
     top1_probability: float
     """Of the full prefill's likeliest token, in the full prefill: how decided the model is here."""
     kl: float
@@ -121,27 +115,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     gold_tokens: int = 0
     gold_nll: float | None = None
     """Mean negative log-likelihood of the gold continuation's tokens; perplexity is its exponential."""
-    greedy_tokens: int = 0
-    """Tokens that were generated greedily; 0 where that was not measured."""
-    agreed_tokens: int | None = None
-    """How many of them are the full prefill's before the first that differs."""
-    score: float | None = None
-    """Of the greedy answer against the gold answers, in [0, 1]."""
-    exact_match: bool | None = None
-    right: bool | None = None
-    """In TASKS: whether the greedy answer does what the prompt asks; where the full prefill's is wrong, no other arm is
-    served."""
     text: str | None = None
     """The end of the prompt and both answers, for the list of the worst."""
     edit: Edit | None = None
     """In EDITS."""
     log_odds: float | None = None
     """In EDITS, where the answer is meant to change: logit of the new answer less logit of the old one."""
-
-    @property
-    def answers_alike(self) -> bool | None:
-        """Whether the first 32 tokens of the greedy answer are the full prefill's; None where fewer were generated."""
-        return None if self.greedy_tokens < 32 or self.agreed_tokens is None else self.agreed_tokens >= 32
 
     @property
     def computed_tokens(self) -> int:
@@ -159,18 +138,9 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     def unit(self) -> str:
         """The unit that intervals draw: records that share text, and so resemble each other, have the same unit.
 
-        A trace's session, in whatever order it is served; of questions, the item whose documents they are asked of; of
-        edits, the template; else the prompt.
+        A trace's session, in whatever order it is served; of edits, the template.
         """
-        match self.experiment:
-            case Experiment.TRACE:
-                return self.prompt.rpartition("/")[2].rpartition("-")[0]
-            case Experiment.QA:
-                return self.prompt.rpartition("-")[0]
-            case Experiment.EDITS if self.edit is not None:
-                return self.edit.template
-            case _:
-                return self.prompt
+        return self.prompt.rpartition("/")[2].rpartition("-")[0] if self.edit is None else self.edit.template
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

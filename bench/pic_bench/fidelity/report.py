@@ -1,4 +1,4 @@
-"""Writes a fidelity run's report from its raw records: summary.json, report.md, report.html and plot-*.svg."""
+"""Writes a fidelity run's report from its raw records: summary.json, report.md and report.html."""
 
 from __future__ import annotations
 
@@ -13,39 +13,33 @@ from pic_bench.environment import read_environment
 from pic_bench.fidelity import tables
 from pic_bench.fidelity.compared import Panel, gate, make_cells, make_panels
 from pic_bench.fidelity.config import PROBES, read_left_out, read_probes
-from pic_bench.fidelity.pictures import Picture, pictures_of
 from pic_bench.fidelity.record import MIN_GAP, SURE, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Cell, Summary, Thresholds
 from pic_bench.fidelity.tables import Titled
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json
-from pic_bench.report.page import Plate, render_text, write_pages
+from pic_bench.report.page import render_text, write_pages
 from sglang_pic.errors import BenchError
 
 NUM_WORST = 8  # of each experiment
 
 
 class Section(NamedTuple):
-    """Tables and pictures of one experiment."""
+    """Tables of one experiment."""
 
     experiment: Experiment
     title: str
     tables: list[Titled]
-    pictures: list[Picture]
 
 
 def write_report(folder: Path) -> Summary:
-    """Write the report into a run's folder and return what it shows; plots of an earlier report are deleted.
+    """Write the report into a run's folder and return what it shows.
 
     Raises:
         BenchError: the folder has no records, or a file in it cannot be read.
     """
     summary = _summarize(folder)
     sections = make_sections(summary)
-    drawn = [picture for section in sections for picture in section.pictures]
-    plates = {one.name: Plate(one.drawing, *one.title.split(": ", 1)) for one in drawn}
-    for stale in folder.glob("plot-*.svg"):
-        stale.unlink()
-    write_pages(folder, summary, "fidelity.md.j2", f"Fidelity of {summary.model}", plates, **_values(summary, sections))
+    write_pages(folder, summary, "fidelity.md.j2", f"Fidelity of {summary.model}", **_values(summary, sections))
     return summary
 
 
@@ -59,7 +53,7 @@ def headline(folder: Path) -> str:
 def make_sections(summary: Summary) -> list[Section]:
     """A section for every experiment that was run."""
     measured = {cell.experiment for cell in summary.cells}
-    sections = {one: Section(one, tables.TITLES[one.value], [], []) for one in Experiment if one in measured}
+    sections = {one: Section(one, tables.TITLES[one.value], []) for one in Experiment if one in measured}
     for where, cells in _places(summary.cells):
         section = sections[cells[0].experiment]
         has_groups = len({cell.group for cell in cells}) > 1
@@ -67,7 +61,6 @@ def make_sections(summary: Summary) -> list[Section]:
             if (table := tables.crossed(cells, name)) is not None:
                 section.tables.append(Titled(f"{name}: {where}", table))
         section.tables.append(Titled(f"All figures: {where}", tables.cell_table(cells), folded=has_groups))
-        section.pictures.extend(pictures_of(cells, where))
     return list(sections.values())
 
 
@@ -126,7 +119,7 @@ def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
         "arm_name": tables.arm_name,
         "mark": tables.UNDECIDED,
         "unpaired": unpaired,
-        "marked": sum(cell.undecided or cell.incompetent for cell in cells),
+        "marked": sum(cell.undecided for cell in cells),
         "smallest": min((cell.n for cell in cells), default=0),
         "sessions": min((cell.num_units for cell in cells if cell.experiment is Experiment.TRACE), default=few),
     }
@@ -141,7 +134,7 @@ def _worst(panels: Sequence[Panel], thresholds: Thresholds) -> list[Probe]:
             for panel in panels
             if panel.experiment is experiment
             for (_, arm), records in panel.arms.items()
-            if arm in ("seam-1", thresholds.default_policy, "notes")
+            if arm in (thresholds.default_policy, "notes")
             for probe in records.values()
         ]
         highest: dict[tuple[str, str], Probe] = {}

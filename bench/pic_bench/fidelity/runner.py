@@ -107,11 +107,10 @@ class _FormatRun:
         return missing
 
     def _measured(self, jobs: Iterable[Job], target: Target) -> Iterator[Step]:
-        page_size = self.plan.config.page_size
         for job in jobs:
             probes: list[Probe] = []
             try:
-                probes = measure(job, target, self.plan.text, dtype=self.dtype, page_size=page_size)
+                probes = measure(job, target, self.plan.text, dtype=self.dtype)
             except Unrealised as error:
                 self._leave_out(job, error)
             yield Step(job.case.name, job.cost, probes)

@@ -22,8 +22,6 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A prompt is decided if the full prefill gives its likeliest token at least this probability."""
     competent_probability: float = 0.3
     """A cell whose prompts have a lower median of that probability is undecided."""
-    competent_score: float = 0.2
-    """Questions on which the full prefill has a lower mean score are beyond the model."""
     min_prompts: int = 20
     """With fewer prompts, or sessions of a trace, percentile intervals are too narrow to conclude anything."""
 
@@ -80,29 +78,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sure: Flips | None = None
     nll_change: Estimate | None
     """Mean negative log-likelihood of the gold continuation, less the full prefill's."""
-    agreed_tokens: Estimate | None
-    """Greedy tokens before the first that differs."""
-    answers_alike: Estimate | None = None
-    """Share of the greedy answers whose first 32 tokens are the full prefill's."""
-    score: Estimate | None
-    exact_match: Estimate | None
-    score_change: Estimate | None
-    """The arm's less the full prefill's."""
-    incompetent: bool
-    """The questions are beyond the model: the full prefill does not answer them either."""
-    right: Estimate | None = None
-    """Of TASKS: share of the answers that are right, of the prompts where the full prefill's is."""
-    right_change: Estimate | None = None
-    """The arm's less the full prefill's, by prompt."""
-    mcnemar: float | None = None
-    """Of the same two: the exact two-sided p of McNemar's test."""
-    asked: int = 0
-    """Of TASKS: prompts that were served, also those where the full prefill is wrong."""
-    kl_recovered: float | None = None
-    """Of what splicing without rotation loses, the share that the arm does not lose, in KL."""
-    forced_kl_recovered: float | None = None
-    score_recovered: float | None = None
-    right_recovered: float | None = None
     recovery: Estimate | None
     """Of EDITS: (s - old) / (new - old), s the log-odds of the new answer against the old one: 0 acts on the old value,
     1 as the full prefill does. None where the answer does not depend on the field."""
@@ -110,16 +85,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     recovery_p10: float | None
     prompt_tokens: int
     chunk_hit_tokens: int
-    block_tokens: int
     computed_tokens: int
     spliced_of_in_place: float | None
     """Of EDITS: spliced tokens, of those that `in_place` splices; None where it splices none."""
     against_floor: Contrast | None
-
-    @property
-    def seam(self) -> int | None:
-        """The seam tokens that the arm's name says."""
-        return seam_of(self.arm)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,9 +111,3 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Prompts whose full prefills differ too little for anything to be recovered."""
     edits_computed: int
     """Prompts of which no arm spliced anything."""
-
-
-def seam_of(arm: str) -> int | None:
-    """The seam tokens that an arm's name says: `seam-8` is 8; None for any other arm."""
-    word, _, number = arm.partition("-")
-    return int(number) if word == "seam" and number.isdecimal() else None

@@ -10,14 +10,12 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from pic_bench.fidelity.compared import GATED
-from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.summary import Cell, Contrast
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import JINJA, table_of
 
 UNDECIDED = "†"
 FLOOR_NAMES = {"exact": "exact hit (noise floor)", "retest": "full prefill again", "full": "full prefill"}
-DONORS = {Donors.CONTEXT: "donors in context"}
 _TOML = tomllib.loads((Path(__file__).parent / "tables.toml").read_text("utf8"))
 TITLES, CROSSED, COLUMNS = (_TOML[part] for part in ("titles", "crossed", "columns"))
 
@@ -32,7 +30,7 @@ class Titled(NamedTuple):
 
 def arm_name(arm: str) -> str:
     """An arm as the head of its row."""
-    return FLOOR_NAMES.get(arm, "naive (not rotated)" if arm == "naive" else arm.replace("seam-", "seam "))
+    return FLOOR_NAMES.get(arm, "naive (not rotated)" if arm == "naive" else arm)
 
 
 def cell_table(cells: Iterable[Cell]) -> Table:
@@ -71,9 +69,9 @@ def telling_table(cells: Sequence[Cell]) -> Table:
 
 
 def where(cell: Cell) -> str:
-    """The number format, the data, the donors and the choice of calls that a cell is of."""
+    """The number format, the data and the choice of calls that a cell is of."""
     least = f"calls with {cell.min_chunk_hit} or more spliced tokens" if cell.min_chunk_hit else None
-    return ", ".join(filter(None, (cell.dtype, cell.source, DONORS.get(cell.donors), least)))
+    return ", ".join(filter(None, (cell.dtype, cell.source, least)))
 
 
 def group_name(group: str) -> str:

@@ -9,7 +9,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,16 +110,9 @@ class Target:
             chunk_hit_tokens=served.spliced_tokens,
         )
 
-    def greedy(
-        self, prompt: Sequence[int], arms: Sequence[Arm], keys: Sequence[str], num_tokens: int
-    ) -> list[list[int]]:
-        """Generate after a prompt under all arms at once, as one batch, each in its own namespace on its own rows."""
-
-        def one(arm: Arm, key: str) -> list[int]:
-            return self._generate(prompt, key, _options(arm, NOBODY), num_tokens).ids
-
-        with ThreadPoolExecutor(len(arms)) as pool:
-            return list(pool.map(one, arms, keys))
+    def greedy(self, prompt: Sequence[int], num_tokens: int, *, key: str) -> list[int]:
+        """Generate after a full prefill in a namespace."""
+        return self._generate(prompt, key, {"mode": "off", "testing": {}}, num_tokens).ids
 
     def _generate(
         self, tokens: Sequence[int], key: str, pic: dict[str, Any], num_tokens: int = 1, **more: object

@@ -80,16 +80,14 @@ class Bookkeeper:
         """The books; on the scheduler's thread."""
         tree, runner, watch = self._tree, self._runner, self._watch
         # HiCache locks the rows that it copies.
-        is_stock = not hasattr(tree, "planning")
         is_copying = tree.ongoing_write_through or tree.ongoing_load_back
         is_idle = len(runner.req_to_token_pool.free_slots) == runner.req_to_token_pool.size and not is_copying
         walk = tree.tree_core.walk_for_kv_canary(unlocked_only=False, swa_resident_only=False)
-        index = None if is_stock else tree.planning._index
-        stats = None if index is None else index.stats()
+        index = tree.planning._index
+        stats = index.stats()
         problems: list[str] = []
         if is_idle:
             problems += self._check_slots(walk.slot_indices, walk.positions)
-        if is_idle and index is not None:
             problems += self._check_locks()
             problems += self._check_index(index)
         return Books(
@@ -100,11 +98,11 @@ class Bookkeeper:
             num_fetched_rows=watch.num_fetched,
             num_evicted_tokens=self._num_evicted,
             num_locks=len(self._locks),
-            num_pins=0 if is_stock else len(self._pins.report().held),
+            num_pins=len(self._pins.report().held),
             num_borrowed_slots=self._num_borrowed,
             num_tree_slots=len(walk.slot_indices),
-            num_index_tokens=0 if stats is None else stats.num_tokens,
-            num_index_donors=0 if stats is None else stats.num_donors,
+            num_index_tokens=stats.num_tokens,
+            num_index_donors=stats.num_donors,
         )
 
     def _check_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> Iterator[str]:
@@ -125,7 +123,7 @@ class Bookkeeper:
 
     @property
     def _num_borrowed(self) -> int:
-        return int(self._tree.features.num_slots) if hasattr(self._tree, "features") else 0
+        return int(self._tree.features.num_slots)
 
     @property
     def _pins(self) -> Pins:

@@ -67,9 +67,6 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     if ctx.server_args.radix_cache_backend != "pic":
-        if config.watch_rows:
-            _watch_rows(ctx.tp_worker, is_stock=True)
-            HookRegistry.apply_hooks()
         return
     if config.request_options:
         faults = _Faults()
@@ -139,8 +136,8 @@ def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **
         req.pic.pending.locks.close()
 
 
-def _watch_rows(worker: Any, *, is_stock: bool = False) -> None:
-    """Watch the rows of a scheduler, with our cache or with SGLang's own."""
+def _watch_rows(worker: Any) -> None:
+    """Watch the rows of a scheduler."""
     from pic_bench.probe_plugin.books import Bookkeeper
     from pic_bench.probe_plugin.row_watch import RowWatch
     from sglang_pic.adapter.features.drafts.draft_workers import drafts_of
@@ -158,48 +155,22 @@ def _watch_rows(worker: Any, *, is_stock: bool = False) -> None:
         if hasattr(kind, name):
             _hook("AFTER", f"{allocator}.{name}", watch.on_alloc)
     _hook("AFTER", f"{allocator}.clear", watch.on_clear)
-    if is_stock:
-        _watch_passes_of_stock(watch)
-    else:
-        _hook("AFTER", f"{_PATH}.lay_out", watch.lay_out)
-        _hook("AFTER", f"{_PATH}._prepare", watch.prepare)
-        _hook("AROUND", f"{_PATH}._forward", watch.forward)
-        _hook("AROUND", f"{_PATH}.move_rows", watch.move_rows)
+    _hook("AFTER", f"{_PATH}.lay_out", watch.lay_out)
+    _hook("AFTER", f"{_PATH}._prepare", watch.prepare)
+    _hook("AROUND", f"{_PATH}._forward", watch.forward)
+    _hook("AROUND", f"{_PATH}.move_rows", watch.move_rows)
     engine = "sglang.srt.mem_cache.l2_transfer.L2TransferEngine"
     _hook("AROUND", f"{engine}.submit_device_to_host", partial(watch.copied, to_host=True))
     _hook("AROUND", f"{engine}.submit_host_to_device", partial(watch.copied, to_host=False))
     controller = "sglang.srt.managers.cache_controller.HiCacheController"
     _hook("AROUND", f"{controller}._generic_page_set", watch.stored)
     _hook("AROUND", f"{controller}._generic_page_get", watch.read_back)
-    cache = tree if is_stock else _CACHE
-    _hook("AFTER", f"{cache}.__init__", keeper.on_tree)
-    _hook("AFTER", f"{cache}.reset", keeper.on_reset)
+    _hook("AFTER", f"{_CACHE}.__init__", keeper.on_tree)
+    _hook("AFTER", f"{_CACHE}.reset", keeper.on_reset)
     _hook("AFTER", f"{tree}.lock", keeper.on_lock)
     _hook("BEFORE", f"{tree}.unlock", keeper.on_unlock)
     _hook("AFTER", f"{tree}._evict", keeper.on_evict)
-    if is_stock:
-        from sglang_pic.adapter import server_info
-
-        server_info.install({"books": keeper.read}, dict, None)
-    else:
-        _hook("BEFORE", "sglang_pic.adapter.server_info.install", keeper.add_part)
-
-
-def _watch_passes_of_stock(watch: Any) -> None:
-    """The hooks of our serving path, on the functions of SGLang that it wraps."""
-
-    def prepare(forward_batch: Any, cls: type, batch: Any, runner: Any, **options: object) -> None:
-        watch.prepare(None, None, forward_batch, cls, batch, runner, **options)
-
-    def forward(original: Callable[..., Any], runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        def compute(_path: object, _inner: object, *inner_args: Any, **inner_kwargs: Any) -> Any:
-            return original(*inner_args, **inner_kwargs)
-
-        return watch.forward(compute, None, None, runner, batch, *args, **kwargs)
-
-    executor = "sglang.srt.model_executor"
-    _hook("AFTER", f"{executor}.forward_batch_info.ForwardBatch.init_new", prepare)
-    _hook("AROUND", f"{executor}.model_runner.ModelRunner.forward", forward)
+    _hook("BEFORE", "sglang_pic.adapter.server_info.install", keeper.add_part)
 
 
 class _Faults:

@@ -20,7 +20,7 @@ so reports every spliced row. Its sweep refuses every subclass of SGLang's radix
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,8 +38,6 @@ _ATTRIBUTE = "pic_watched"
 _MAX_LOGGED = 20
 # Decoding reads the same rows again and again.
 _CONTENT_EVERY = 8
-# Passes and other events of which the journal is kept, for the first rows that are read for another token.
-_JOURNAL_LEN = 4000
 
 
 class _Claim(NamedTuple):
@@ -53,8 +51,6 @@ class _Claim(NamedTuple):
 class _Watched(NamedTuple):
     """A batch of requests between the two hooks: which tokens the slots of each row hold, and what is spliced."""
 
-    reqs: Sequence[Any]
-    """SGLang's requests, in the order of `rows`."""
     rows: list[tuple[int, Tensor]]
     claim: _Claim | None
     is_extend: bool
@@ -158,11 +154,7 @@ class RowWatch:
         self._laid_out: _Claim | None = None
         self._claim: _Claim | None = None
         self._moved_ahead = torch.empty(0, dtype=torch.int64)
-        self._num_passes = self._num_reports = self._num_events = 0
-        self._event = torch.zeros(view.num_slots, dtype=torch.int64)
-        """The number of the event that last changed a slot's line."""
-        self._journal: deque[tuple[int, str]] = deque(maxlen=_JOURNAL_LEN)
-        """The latest events by number."""
+        self._num_passes = self._num_reports = 0
         self.found: Counter[str] = Counter()
         """Rows that are wrong, by what is wrong with them."""
         self.num_spliced = 0
@@ -172,12 +164,10 @@ class RowWatch:
         """After the allocator has handed out slots."""
         if slots is not None:
             self._token[slots.to(torch.int64)] = -1
-            self._note(slots.to(torch.int64), "handed out")
 
     def on_clear(self, *_: object, **__: object) -> None:
         """After the pool was emptied."""
         self._token.fill_(-1)
-        self._note(slice(None), "pool emptied")
 
     def lay_out(self, _gap: object, _path: object, plans: Sequence[Any], batch: Any, *_: object) -> None:
         """After the splices of a batch were laid out: what their plans claim, in the order of the splice."""
@@ -216,7 +206,7 @@ class RowWatch:
             # The last token of an answer may still be on the device only.
             known = [*req.origin_input_ids, *req.output_ids][:num_tokens]
             rows.append((int(req.kv.req_pool_idx), torch.tensor(known, dtype=torch.int64)))
-        setattr(forward_batch, _ATTRIBUTE, _Watched(batch.reqs, rows, claim, is_extend, mode.is_target_verify()))
+        setattr(forward_batch, _ATTRIBUTE, _Watched(rows, claim, is_extend, mode.is_target_verify()))
 
     def forward(
         self, original: Callable[..., Any], path: Any, inner: Any, runner: Any, batch: Any, *args: Any, **kwargs: Any
@@ -250,7 +240,6 @@ class RowWatch:
         fresh = slots[kept]
         self._token[fresh], self._position[fresh] = input_ids[kept].to(torch.int64), positions[kept].to(torch.int64)
         self._content[fresh], self._is_computed[fresh] = self._hash(fresh), True
-        self._note(fresh, "pass of no request" if watched is None else f"pass of {_described(watched)}")
         self._note_beside(fresh, runner)
         self._claim = None
         return output
@@ -296,7 +285,6 @@ class RowWatch:
             self._report("turned too far or too little", shifts != claim.positions - claim.source_positions, dst)
         self._token[dst], self._position[dst] = claim.tokens, claim.positions
         self._content[dst], self._is_computed[dst] = self._hash(dst), False
-        self._note(dst, "spliced")
         self._report("copied wrongly", self._content[dst] != content, dst)
         for each, was in zip((*self._beside, *self._windows), (*beside, *windows), strict=True):
             self._report(f"copied wrongly from {each.what}'s row", each.note(dst) != was, dst)
@@ -333,8 +321,6 @@ class RowWatch:
                 else:
                     here[device] = there[host]
             if not to_host:
-                if content is self._content:
-                    self._note(device, "loaded from the host")
                 self._report("loaded wrongly", content[device] != hashed(device), device)
         return result
 
@@ -383,46 +369,13 @@ class RowWatch:
     def _check_rows(self, watched: _Watched) -> None:
         table = self._runner.req_to_token_pool.req_to_token
         with_content = watched.is_extend or self._num_passes % _CONTENT_EVERY == 0
-        for req, (row, tokens) in zip(watched.reqs, watched.rows, strict=True):
+        for row, tokens in watched.rows:
             slots = table[row, : len(tokens)].to(torch.int64)
             wrong = (self._token[slots] != tokens) | (self._position[slots] != torch.arange(len(tokens)))
             self._report("read for another token", wrong, slots)
-            if wrong.any() and self._num_reports <= _MAX_LOGGED:
-                self._tell(req, wrong, slots, tokens)
             self._report("read from a freed slot", self._is_free(slots) & ~wrong, slots)
             if with_content:
                 self._report("read after it changed", (self._content[slots] != self._hash(slots)) & ~wrong, slots)
-
-    def _note(self, slots: Tensor | slice, what: str) -> None:
-        """An event that changed the lines of `slots`."""
-        self._num_events += 1
-        self._event[slots] = self._num_events
-        self._journal.append((self._num_events, what))
-
-    def _tell(self, req: Any, wrong: Tensor, slots: Tensor, tokens: Tensor) -> None:
-        """Log what is known of rows that a request reads for other tokens than its own."""
-        places = wrong.nonzero()[:, 0]
-        # Of the rows just before the first wrong one, too.
-        events = sorted({*self._event[slots[max(0, int(places[0]) - 3) :]].tolist()})
-        told = dict(self._journal)
-        logger.error(
-            "sglang_pic: %s reads %d of %d rows for other tokens, at %s: slots %s hold tokens %s at positions %s, not "
-            "%s; prompt %d, answer %d, retracted %d times, table %s; events: %s; latest: %s",
-            req.rid,
-            len(places),
-            len(tokens),
-            places.tolist(),
-            slots[places].tolist(),
-            self._token[slots[places]].tolist(),
-            self._position[slots[places]].tolist(),
-            tokens[places].tolist(),
-            len(req.origin_input_ids),
-            len(req.output_ids),
-            req.retraction_count,
-            slots[-80:].tolist(),
-            [(event, told.get(event, "long ago")) for event in events[-60:]],
-            [*self._journal][-40:],
-        )
 
     def _is_free(self, slots: Tensor) -> Tensor:
         allocator, page_size = whole_allocator(self._runner), self._view.page_size
@@ -436,10 +389,3 @@ class RowWatch:
         if self._num_reports <= _MAX_LOGGED:
             logger.error("sglang_pic: %d rows %s, the first in slot %d", count, what, int(slots[wrong][0]))
         self.found[what] += count
-
-
-def _described(watched: _Watched) -> str:
-    """A batch in words: its requests, each with how many of its tokens have rows."""
-    kind = "prefill" if watched.is_extend else "decoding"
-    reqs = ", ".join(f"{req.rid} behind {len(rows)}" for req, (_, rows) in zip(watched.reqs, watched.rows, strict=True))
-    return f"{kind}: {reqs}"

@@ -1,7 +1,7 @@
 """Drawings by matplotlib as SVG whose colours are CSS variables: one drawing serves light, dark and paper.
 
 matplotlib needs a colour for everything it draws. `colour` gives it a stand-in for a variable of the theme, and
-`Drawing` puts the variable in its place. Text stays text, and a link of an artist (`set_url`) becomes its tooltip.
+`drawing` puts the variable in its place. Text stays text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,9 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-_FILES = Path(__file__).parent / "templates"
-THEME = (files("sglang_pic.explain") / "assets" / "palette.css").read_text("utf8") + (_FILES / "theme.css").read_text(
-    "utf8"
-)
-"""The style sheet of drawings: every colour, light (also on paper) and dark, and the font.
+from pic_bench.report.page import THEME
 
-Tokens by their source have the colours of all pages; the patched server has that of spliced tokens, stock a grey.
-"""
+_FILES = Path(__file__).parent / "templates"
 LINES = tuple(f"line-{number}" for number in range(1, 7))
 _NAMES = dict.fromkeys(re.findall(r"--([a-z0-9-]+):", THEME))
 _STAND_INS = {name: f"#0100{number:02x}" for number, name in enumerate(_NAMES)}
@@ -49,10 +43,6 @@ class Drawing:
     label: str
     body: str = field(default="")
 
-    def inline(self) -> str:
-        """An `<svg>` element for a page that has the theme."""
-        return self._element(self.body, self.width, self.height)
-
     def standalone(self, title: str, subtitle: str) -> str:
         """A file of its own, with ground, theme and title."""
         pad, top = 20, 60
@@ -64,12 +54,9 @@ class Drawing:
             f'<text x="{pad}" y="48" class="sub">{escape(subtitle)}</text>',
             f'<g transform="translate({pad},{top})">{self.body}</g>',
         ]
-        return self._element("".join(parts), width, height) + "\n"
-
-    def _element(self, body: str, width: float, height: float) -> str:
         view = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
-        label = escape(self.label)
-        return f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img" aria-label="{label}">{body}</svg>'
+        label = f'role="img" aria-label="{escape(self.label)}"'
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {view} {label}>{"".join(parts)}</svg>\n'
 
 
 @contextmanager
@@ -82,7 +69,7 @@ def drawing(label: str, width: float, height: float) -> Iterator[tuple[Drawing, 
         yield drawn, figure
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None})
-    # The content of matplotlib's `<svg>`, shortened, with the theme's variables and tooltips in place of links.
+    # The content of matplotlib's `<svg>`, shortened, with the theme's variables.
     drawn.body = _HEAD.sub("", written.getvalue(), count=1).rpartition("</svg>")[0]
     for pattern, shorter in _SHORTER:
         drawn.body = pattern.sub(shorter, drawn.body)
@@ -125,7 +112,6 @@ _SHORTER: tuple[tuple[re.Pattern[str], Any], ...] = (
     (re.compile(r' clip-path="[^"]*"| transform="rotate\(-0 [^"]*"|(?<=d=") | (?=")'), ""),
     (re.compile(r' style="([^"]*)"'), lambda found: _style(found[1])),
     (re.compile(r' (d|x|y|transform)="[^"]*"'), lambda found: _rounded(found[0])),
-    (re.compile(r'<a xlink:href="([^"]*)"[^>]*> *<(\w+) ([^>]*)/> *</a>'), r"<\2 \3><title>\1</title></\2>"),
     (re.compile("xlink:href"), "href"),
     (re.compile(r"(?<=>) +(?=<)"), ""),
 )

@@ -1,4 +1,4 @@
-"""A report from one Markdown template: report.md is its text, report.html the same text with drawings and style.
+"""A report from one Markdown template: report.md is its text, report.html the same text with a style.
 
 What the templates are given is escaped as it is put in, except for what they escape themselves.
 """
@@ -6,10 +6,9 @@ What the templates are given is escaped as it is put in, except for what they es
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from html import escape
+from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,35 +16,31 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from pic_bench.out_folder import write_json
-from pic_bench.report.figures import THEME, Drawing
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import FORMATS
 from sglang_pic.output import write_whole
 
+THEME = "".join(
+    each.read_text("utf8")
+    for each in (files("sglang_pic.explain") / "assets/palette.css", files("pic_bench.report") / "templates/theme.css")
+)
+"""The style sheet of pages and drawings: every colour, light (also on paper) and dark, and the font.
 
-class Plate(NamedTuple):
-    """A drawing, and what stands above it in a file of its own."""
-
-    drawing: Drawing
-    title: str
-    subtitle: str
+Tokens by their source have the colours of all pages; the patched server has that of spliced tokens, stock a grey.
+"""
 
 
-def write_pages(
-    folder: Path, summary: msgspec.Struct, template: str, title: str, plates: Mapping[str, Plate], **values: object
-) -> None:
-    """Write a report into a folder: summary.json, report.md, report.html, and a NAME.svg of each plate.
+def write_pages(folder: Path, summary: msgspec.Struct, template: str, title: str, **values: object) -> None:
+    """Write a report into a folder: summary.json, report.md and report.html.
 
     Args:
         template: a Markdown template; gets `title`, `summary`, `values` and `html`, whether the text is for the page.
         title: of the page, as plain text.
-        plates: what the text may show as `![title](NAME.svg "note")`, by name.
     """
     values |= {"title": title, "summary": summary}
     body = _MARKDOWN.render(render_text(template, html=True, **values))
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     body = _BOUNDS.sub(r"<small>\1</small>", body.replace(' style="text-align:right"', ""))
-    body = _IMAGES.sub(lambda found: _figures(found[0], plates), body)
     page = (
         _templates()
         .get_template("page.html.j2")
@@ -54,8 +49,6 @@ def write_pages(
     write_json(folder / "summary.json", summary)
     write_whole(folder / "report.md", render_text(template, html=False, **values).encode())
     write_whole(folder / "report.html", page.encode())
-    for name, plate in plates.items():
-        write_whole(folder / f"{name}.svg", plate.drawing.standalone(plate.title, plate.subtitle).encode())
 
 
 def render_text(template: str, **values: object) -> str:
@@ -66,18 +59,7 @@ def render_text(template: str, **values: object) -> str:
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 _EMPTY_LINES = re.compile(r"\n{3,}")
-_IMAGES = re.compile(r"<p>(?:<img [^>]*>\s*)+</p>")
-_IMAGE = re.compile(r'<img src="([^"]+)\.svg" alt="([^"]*)" title="([^"]*)"')
 _BOUNDS = re.compile(r"(\[[^\]<>]+\])(?=[^<]*</td>)")
-
-
-def _figures(images: str, plates: Mapping[str, Plate]) -> str:
-    """Drawings side by side where there is room; a drawing alone takes the whole width."""
-    figures = [
-        f'<figure><h3>{title}</h3><p>{note}</p><div class="draw">{plates[name].drawing.inline()}</div></figure>'
-        for name, title, note in _IMAGE.findall(images)
-    ]
-    return f'<div class="{"charts" if len(figures) > 1 else "chart"}">{"".join(figures)}</div>'
 
 
 def _templates() -> Environment:

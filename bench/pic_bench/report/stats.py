@@ -67,11 +67,6 @@ def _with_rest(shares: list[float]) -> list[float]:
     return [share / whole for share in shares]
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """The exact two-sided p of McNemar's test (Psychometrika 12:153, 1947), of the pairs whose two sides differ."""
-    return min(1.0, 2 * sum(math.comb(gained + lost, k) for k in range(min(gained, lost) + 1)) / 2 ** (gained + lost))
-
-
 def bootstrap(values: Sequence[float], units: Sequence[Hashable] | None = None, *, seed: int = 0) -> Estimate:
     """The mean of `values`, which must not be empty, over resamples of them; differences of pairs are values too.
 

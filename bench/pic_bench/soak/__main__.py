@@ -38,7 +38,6 @@ from pic_traces.encode import load_encoder
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
 from pic_bench.frame import Finding, Result, Study, add_options, keep, progress, result_of
-from pic_bench.probe_plugin import PROBE_PLUGIN
 from pic_bench.serving import arm_server, side_by_side
 from pic_bench.soak.client import Judge, Outcome, send
 from pic_bench.soak.load import SETTING, Fault, Request, Session, Setup, requests, sessions
@@ -74,8 +73,6 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
     setup: str = ""
     """Its name in soak.toml; earlier runs had none."""
-    arm: str = "pic"
-    """What is watched: `off` is the patched server with splicing switched off, `stock` SGLang without the plugin."""
     model: str
     seed: int
     page_size: int
@@ -146,14 +143,11 @@ def _soak(args: argparse.Namespace, name: str, logs: Path) -> Soak:
     logs.mkdir(parents=True, exist_ok=True)
     model = prepare(setup.model, args.models / setup.model)
     encoder = load_encoder(str(model))
-    with _servers(args.models, model, setup, logs, args.arm) as (stock, pic):
+    with _servers(args.models, model, setup, logs) as (stock, pic):
         patient, judge = Patient(pic), Judge(stock)
-        has_control = setup.page_size == 1 and args.arm == "pic"
-        control = _control(args.seed, setup, patient, judge) if has_control else None
+        control = _control(args.seed, setup, patient, judge) if setup.page_size == 1 else None
         stale, now = patient.stale_rows(), time.monotonic()
         run = _Run(args, name, setup, logs / _STORE, patient, judge, control, stale, now)
-        if args.arm == "off":
-            run.set_mode(0)
         waiting = enumerate(sessions(encoder, args.seed))
         rng = random.Random(args.seed)
         known: set[str] = set()
@@ -245,7 +239,6 @@ class _Run:
             Soak,
             self.args,
             setup=self.name,
-            arm=self.args.arm,
             model=self.setup.model,
             page_size=self.setup.page_size,
             pool_tokens=self.setup.pool_tokens,
@@ -283,8 +276,6 @@ class _Run:
             # While splicing is off every answer is a stock server's.
             off = self._time_off if request.fault is Fault.NONE and request.logprob_start is None else None
             sent = request if off is None else request._replace(is_compared=True)
-            if self.args.arm == "stock" and request.fault is Fault.INVALID:
-                continue  # Only the plugin refuses its own options.
             outcome = send(self.patient.server, sent)
             is_exact = request.is_compared or (off is not None and off == self._time_off)
             if outcome.answer is not None and is_exact:
@@ -376,7 +367,7 @@ def _random_tokens(rng: random.Random, number: int) -> list[int]:
 
 
 @contextmanager
-def _servers(models: Path, model: Path, setup: Setup, logs: Path, arm: str) -> Iterator[tuple[Server, Server]]:
+def _servers(models: Path, model: Path, setup: Setup, logs: Path) -> Iterator[tuple[Server, Server]]:
     """The stock server and the watched one, with PD disaggregation a `Pair`."""
     for draft in re.findall(r"\{models\}/(\S+)", setup.draft or ""):
         prepare(draft, models / draft)
@@ -385,13 +376,9 @@ def _servers(models: Path, model: Path, setup: Setup, logs: Path, arm: str) -> I
     both += ["--page-size", str(setup.page_size)]
     stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(SETTING.config).decode())
     variables = SETTING.environment
-    watched, of_watched = pic, dict[str, str | None](variables["patched"])
-    if arm == "stock":
-        watched = stock
-        of_watched |= {"SGLANG_PLUGINS": f"{stock.env['SGLANG_PLUGINS']},{PROBE_PLUGIN}"}
     servers = [
         arm_server(str(model), stock, logs / "stock.log", flags=roomy, env=variables["stock"]),
-        arm_server(str(model), watched, logs / f"{arm}.log", flags=tight, probe=SETTING.probe, env=of_watched),
+        arm_server(*(str(model), pic, logs / "pic.log"), flags=tight, probe=SETTING.probe, env=variables["patched"]),
     ]
     if "prefill" in setup.parts:
         decode = arm_server(

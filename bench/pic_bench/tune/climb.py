@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.fidelity.arms import EXACT, FULL, Arm
+from pic_bench.fidelity.arms import EXACT, Arm
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.passes import GOLD_TOKENS, Call, Passes, PassRun, Vault
 from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lines
@@ -139,7 +139,7 @@ class _Climb:
                 yield call
                 continue
             if case.name not in golds:
-                (golds[case.name],) = target.greedy(case.prompt, [FULL], [f"answer/{case.name}"], GOLD_TOKENS)
+                golds[case.name] = target.greedy(case.prompt, GOLD_TOKENS, key=f"answer/{case.name}")
                 write_json(path, golds)
             yield replace(call, case=replace(case, gold=golds[case.name]))
 

@@ -1,7 +1,7 @@
 """What a run of `tune` was asked for and what it drew, and the files of its folder.
 
 DIR/config.json environment.json sample.json served.json answers.json losses.jsonl server.log vault/
-DIR/summary.json report.md report.html plot-*.svg, and where something is certified pic.json certificate.json
+DIR/summary.json report.md report.html, and where something is certified pic.json certificate.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUN: Final = RunKind(
     "run of tune",
     (
         *(CONFIG, ENVIRONMENT, SAMPLE, SERVED, GOLDS, RECORDS, VAULT, PIC_CONFIG, CERTIFICATE),
-        *("server.log", "summary.json", "report.md", "report.html", "plot-*.svg"),
+        *("server.log", "summary.json", "report.md", "report.html"),
     ),
 )
 

@@ -9,12 +9,10 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from pic_bench.environment import now, read_environment
-from pic_bench.fidelity.pictures import Curve, plot
 from pic_bench.fidelity.record import Probe, read_lines
 from pic_bench.out_folder import CONFIG, read_json, write_json
-from pic_bench.report.figures import Drawing
 from pic_bench.report.numbers import JINJA, table_of
-from pic_bench.report.page import Plate, write_pages
+from pic_bench.report.page import write_pages
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import ALPHA
 from pic_bench.tune.config import (
@@ -68,7 +66,6 @@ def write_report(folder: Path) -> Summary:
         (folder / name).unlink(missing_ok=True)
     if summary.certified is not None:
         _write_certificate(folder, summary)
-    title, drawing = f"Settings for {Path(summary.config.model).name}", _picture(summary)
     controls = [rung for rung in (summary.naive, summary.flipped) if rung]
     rows = [*summary.rungs, summary.exact, *controls]
     shown = [asdict(rung) | {"must_fail": rung in controls} for rung in rows]
@@ -76,8 +73,7 @@ def write_report(folder: Path) -> Summary:
         folder,
         summary,
         "tune.md.j2",
-        title,
-        {"plot-tune": Plate(drawing, title, "loss against reuse")},
+        f"Settings for {Path(summary.config.model).name}",
         environment=read_environment(folder),
         table=table_of(_TEXTS["columns"], shown),
         cap=CAP,
@@ -170,16 +166,3 @@ def _certificate(folder: Path, summary: Summary, rung: Rung) -> Certificate:
 
 def _bounded(estimate: Estimate) -> Bounded:
     return Bounded(mean=estimate.value, low=estimate.low, high=estimate.high)
-
-
-def _picture(summary: Summary) -> Drawing:
-    """A mark for each measured rung: what it reuses, and what it loses."""
-    found = [(rung, rung.loss) for rung in summary.rungs if rung.loss is not None]
-    series = [Curve(rung.name, [(rung.reuse or 0.0, loss)], "none") for rung, loss in found]
-    budget = summary.config.budget
-    lines = {"budget": Estimate(value=budget, low=budget, high=budget, n=0)}
-    if summary.exact.loss is not None:
-        lines["exact hit"] = summary.exact.loss
-    what = f"KL over 32 tokens, at most {CAP} a session, nats"
-    reused = "share of what the prefix cache misses"
-    return plot("Loss against reuse", series, lines, reused, y_title=what, done="reused")

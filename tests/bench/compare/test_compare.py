@@ -187,7 +187,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-TOP = {"config.json", "environment.json", "summary.json", "report.md", "report.html", "report.svg"}
+TOP = {"config.json", "environment.json", "summary.json", "report.md", "report.html"}
 PER_ARM = {"requests.jsonl", "summary.json", "metrics.txt"}
 
 

@@ -1,4 +1,4 @@
-"""Experiments' prompts and donors: equal ids, edges that do not grow, seams as asked; EDITS' templates and recovery."""
+"""Experiments' prompts and donors: equal ids, edges that do not grow; EDITS' templates and recovery."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 from pic_bench.fidelity import arms as fidelity_arms
-from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm, parse_policy
+from pic_bench.fidelity.arms import FULL, STALE, parse_policy
 from pic_bench.fidelity.cases import edits
-from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, place_blocks
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, place_blocks
 from pic_bench.fidelity.cases.edits import DISTANCES, Template, edit_job, templates
-from pic_bench.fidelity.cases.qa import qa_jobs
+from pic_bench.fidelity.cases.qa import QaFrames, qa_case
 from pic_bench.fidelity.cases.tasks import MAX_ANSWER_TOKENS, task_jobs
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import Sizes
-from pic_bench.fidelity.measure import Unrealised, check_realised, measure
-from pic_bench.fidelity.record import Donors, Experiment, TemplateSet
+from pic_bench.fidelity.measure import measure
+from pic_bench.fidelity.record import Donors, TemplateSet
 from pic_bench.fidelity.target import NOBODY, Recorded
 from pic_bench.report.stats import common_len
 from pic_generate.questions import GENERATED, generated_questions
@@ -30,27 +30,21 @@ from sglang_pic.errors import BenchError, ConfigError
 from tests.helpers.fidelity_records import Asked, StandIn, recorded
 
 
-def find_block(ids: list[int], block: list[int]) -> int:
-    """Where a block begins in a donor that has it."""
-    return next(start for start in range(len(ids)) if ids[start : start + len(block)] == block)
-
-
 @pytest.fixture(scope="module")
 def text(model_dir: Callable[[str], Path]) -> ModelText:
     return ModelText(model_dir("smollm2"))
 
 
-def check_case(case: Case) -> None:
-    """Every block has its ids in a donor, at another place, and neither neighbour is equal."""
-    for (donor,) in case.donors.values():
-        for block in case.blocks:
-            ids = case.prompt[block.start : block.end]
-            start = find_block(donor, ids)
-            assert MIN_HEADER <= start != block.start
-            assert donor[start - 1] != case.prompt[block.start - 1]
-            after = start + len(ids)
-            assert after < len(donor)
-            assert donor[after] != case.prompt[block.end]
+def check_placed(case: Case, blocks: int) -> None:
+    """So many blocks of 80 tokens and more have their ids in the donor too, at other places."""
+    (donor,) = case.donors[Donors.CONTEXT]
+    found, at = 0, MIN_HEADER
+    while at < len(case.prompt) - 80:
+        piece = case.prompt[at : at + 80]
+        there = [start for start in range(len(donor) - 79) if donor[start : start + 80] == piece]
+        assert at not in there
+        found, at = found + bool(there), at + (80 if there else 1)
+    assert found >= blocks
 
 
 def test_a_block_that_would_grow_is_refused() -> None:
@@ -68,13 +62,13 @@ def test_a_block_that_would_grow_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", GENERATED)
 def test_generated_questions_are_answered_by_their_documents(text: ModelText, kind: str) -> None:
-    questions = list(generated_questions(kind, limit=6, seed=1))
-    assert questions == list(generated_questions(kind, limit=6, seed=1))
-    for question, job in zip(questions, qa_jobs(questions, text, 0), strict=True):
-        check_case(job.case)
-        assert len(job.case.blocks) >= 3
-        assert all(end - start >= 80 for start, end in job.case.blocks)
-        prompt = text.text(job.case.prompt)
+    questions = list(generated_questions(kind, limit=4, seed=1))
+    assert questions == list(generated_questions(kind, limit=4, seed=1))
+    frames = QaFrames(text)
+    for question in questions:
+        case = qa_case(frames, text, question, seed=0)
+        check_placed(case, 3)
+        prompt = text.text(case.prompt)
         assert prompt.endswith(question.lead)
         assert question.answers[0] in prompt.split("Question:")[0]
         assert sum(question.answers[0] in document for document in question.documents) >= 1
@@ -118,7 +112,6 @@ def test_tasks_are_judged_and_most_of_them_was_computed_elsewhere(tasks: list[Jo
         found = [tuple(case.prompt[i : i + 64]) in donated for i in range(len(case.prompt) - 64)]
         assert sum(found) > len(found) // 8
         assert common_len(donor, case.prompt) < 64, "an exact hit would not be spliced"
-        assert [arm.name for arm in job.arms] == ["full", "exact", "careful", "balanced", "no-tail", "most", "naive"]
 
 
 def test_edits_apply_and_json_has_the_keys_and_values(tasks: list[Job], text: ModelText) -> None:
@@ -138,70 +131,13 @@ def test_edits_apply_and_json_has_the_keys_and_values(tasks: list[Job], text: Mo
         assert obj.judge(json.dumps(found)[1:], "") is right
 
 
-def test_where_the_full_prefill_is_wrong_nothing_else_is_served(tasks: list[Job], text: ModelText) -> None:
-    class Greedy(StandIn):
-        def __init__(self, answers: list[str], sure: float = 0.0) -> None:
-            super().__init__(vocab=49_152)
-            self.answers, self.sure, self.computed, self.batches = answers, sure, 0, []
-
-        def answer(self, asked: Asked) -> Recorded:
-            prefix = len(asked.prompt) - 1 if asked.arm == EXACT else 0
-            hits = 0 if asked.arm.is_control else 100
-            found = recorded(prefix=prefix, hits=hits, positions=len(asked.gold) + 1, vocab=self.vocab)
-            found.logits[range(len(asked.gold)), asked.gold] = self.sure
-            return found
-
-        def compute(self, *_: object, **__: object) -> None:
-            self.computed += 1
-
-        def greedy(self, _prompt: object, arms: list[Arm], *_: object) -> list[list[int]]:
-            self.batches.append(len(arms))
-            return [text.ids(self.answers[0 if arm.is_control or arm.rotate else 1]) for arm in arms]
-
-    job = next(job for job in tasks if job.case.source == "calls")
-    right = 'tool_1 {"a": 1}'
-    server = Greedy([right, 'tool_2 {"a": 1}'])
-    probes = measure(job, server, text, dtype="float32", page_size=1)
-    assert {probe.arm: probe.right for probe in probes} == {
-        **dict.fromkeys([a.name for a in job.arms], True),
-        "naive": False,
-    }
-    assert (server.computed, server.batches) == (1, [1, len(job.arms)])
-    assert job.is_done(probes)
-    server = Greedy(["I do not know.", right])
-    probes = measure(job, server, text, dtype="float32", page_size=1)
-    assert [(probe.arm, probe.right) for probe in probes] == [("full", False)]
-    assert (server.computed, server.batches) == (0, [1])
-    assert job.is_done(probes), "it is not served again"
-    server = Greedy([right, right], sure=1.0)
-    measure(job, server, text, dtype="float32", page_size=1)
-    assert server.batches == [len(job.arms)], "an answer that is known to be right is generated once"
-
-
-def test_what_was_not_spliced_as_meant_is_found() -> None:
-    blocks = (Span(50, 130), Span(140, 220))
-    case = Case(experiment=Experiment.QA, name="c", source="s", prompt=[1] * 300, gold=[], blocks=blocks)
-    arm = Arm(name="seam-8", donors=Donors.CONTEXT, overrides={"seam_tokens": 8})
-    check_realised(case, arm, recorded([(58, 130), (148, 220)]), 1)
-    check_realised(case, arm, recorded([(64, 128), (160, 208)]), 16)
-    for spliced in ([(58, 130)], [(57, 130), (148, 220)], [(58, 130), (148, 221)], [(64, 128), (160, 208)], []):
-        with pytest.raises(Unrealised, match="were"):
-            check_realised(case, arm, recorded(spliced), 1)
-    check_realised(case, EXACT, recorded([], prefix=299), 1)
-    check_realised(case, FULL, recorded([]), 1)
-    whole = recorded([], prefix=290), recorded([(58, 130)]), recorded([], prefix=50)
-    for control, wrong in zip((EXACT, FULL, FULL), whole, strict=True):
-        with pytest.raises(Unrealised, match="were meant"):
-            check_realised(case, control, wrong, 1)
-
-
 def test_policies_are_read_and_refused() -> None:
     arm = parse_policy("mine=seam:8,min_run:128,tail:64,reordered:splice")
-    assert (arm.name, arm.seam_tokens) == ("mine", 8)
+    assert arm.name == "mine"
     asked = {"seam_tokens": 8, "min_run_tokens": 128, "tail_tokens": 64, "reordered": "splice"}
     assert arm.overrides == asked
     plain = parse_policy("default")
-    assert (plain.seam_tokens, plain.overrides, plain.rotate) == (None, {}, True)
+    assert (plain.overrides, plain.rotate) == ({}, True)
     assert len({parse_policy(policy).name for policy in fidelity_arms.DEFAULT_POLICIES}) == len(
         fidelity_arms.DEFAULT_POLICIES
     )
@@ -283,7 +219,7 @@ def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: Job, text: M
     seam = msgspec.structs.replace(parse_policy("seam-8=seam:8"), donors=Donors.EDITED)
     job = replace(job, arms=(*ARMS, seam))
     server = Server(job, {"full": 3.0, "stale": 1.0, "in_place": 1.5, "notes": 2.5, "recompile": 3.0, "seam-8": 1.5})
-    probes = {probe.arm: probe for probe in measure(job, server, text, dtype="float32", page_size=1)}
+    probes = {probe.arm: probe for probe in measure(job, server, text, dtype="float32")}
     assert list(probes) == [arm.name for arm in job.arms]
     assert [asked.arm.name for asked in server.asked if asked.prompt == job.case.edited.old] == ["stale"]
     assert server.asked[1].donors_from == NOBODY

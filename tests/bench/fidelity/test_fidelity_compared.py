@@ -1,11 +1,11 @@
-"""What is counted, by hand and by slow references, what intervals and the bounds of tune say, and the check of CI."""
+"""What is counted, by hand and by slow references, what intervals and the bounds of tune say."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +15,12 @@ import pytest
 from pic_bench.fidelity import metrics
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Case
-from pic_bench.fidelity.compared import check_naive, make_cells, make_panels
+from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.measure import Reference, compare
-from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.record import Donors, Probe
 from pic_bench.fidelity.summary import Cell, Thresholds
 from pic_bench.fidelity.tables import cell_table
-from pic_bench.report.stats import bootstrap, mcnemar
+from pic_bench.report.stats import bootstrap
 from pic_bench.tune.bounds import bounds, is_below, log_capital
 
 from tests.helpers.fidelity_records import probe, recorded
@@ -35,7 +35,7 @@ def cell_of(probes: Sequence[Probe]) -> Cell:
 def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
     """Likeliest tokens of four forced positions; at the third the full prefill hesitates."""
     text: Any = SimpleNamespace(text=str)
-    case = Case(experiment=Experiment.QA, name="p0", source="s", prompt=[1] * 9, gold=[1, 2, 3, 4])
+    case = Case(name="p0", source="s", prompt=[1] * 9, gold=[1, 2, 3, 4])
     full, this = (recorded(positions=5, vocab=8) for _ in range(2))
     for at, (one, other) in enumerate([(1, 1), (2, 5), (3, 6), (4, 4)]):
         full.logits[at, one] = 9.0 if at != 2 else 2.0
@@ -47,32 +47,6 @@ def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert (row["forced top-1"][:6], row["sure tokens flipped"]) == ("50.0 %", "12.5 % of 8")
     assert cell_of([probe(), probe(prompt="p1", sure_tokens=5, sure_flips=0)]).sure is None
-
-
-def test_tasks_count_where_the_full_prefill_is_right() -> None:
-    """Of 12 prompts it gets 10; an arm loses 4 of these in a row, the unrotated one 8, with KLs of .3 and .6."""
-    at = {"experiment": Experiment.TASKS, "source": "json", "num_blocks": None, "greedy_tokens": 40}
-    lost = {"full": 0, "careful": 4, "naive": 8}
-    probes = [
-        probe(arm=arm, prompt=f"p{n}", donors=donors, right=n >= wrong, kl=wrong * 0.075, **at)
-        for arm, wrong in lost.items()
-        for donors in [Donors.NONE if arm == "full" else Donors.CONTEXT]
-        for n in range(10)
-    ]
-    probes += [probe(arm="full", prompt=f"p{n}", right=False, **at) for n in (10, 11)]
-    together, kind = make_panels(probes, Thresholds())[0]
-    assert (together.source, kind.source, together.arms) == ("all tasks", "json", kind.arms)
-    cells = {cell.arm: cell for cell in make_cells([kind], Thresholds())}
-    assert {arm: (cell.n, cell.asked) for arm, cell in cells.items()} == dict.fromkeys(lost, (10, 12))
-    assert {arm: cell.right.value for arm, cell in cells.items()} == {"full": 1, "careful": 0.6, "naive": 0.2}
-    assert cells["careful"].right_change.value == pytest.approx(-0.4)
-    assert cells["careful"].mcnemar == mcnemar(4, 0) == pytest.approx(2 / 2**4)
-    recovered = cells["careful"].right_recovered, cells["careful"].kl_recovered, cells["naive"].kl_recovered
-    assert recovered == (pytest.approx(0.5), pytest.approx(0.5), None)
-    table = cell_table([cells["careful"]])
-    row = dict(zip(table.header, table.rows[0], strict=True))
-    assert (row["asked"], row["McNemar's p"], row["gap recovered, right"]) == ("12", ".12", ".50")
-    assert not make_panels([one for one in probes if not one.right], Thresholds())[0], "nothing to compare"
 
 
 DRAWS = np.array(list(itertools.product(range(5), repeat=5)))
@@ -97,27 +71,6 @@ def test_intervals_are_those_of_all_draws_of_units(most: int) -> None:
         assert (alone.low, alone.value, alone.high) == pytest.approx((estimate.low, estimate.value, estimate.high))
 
 
-def two_arms(first: Callable[[int], float], second: Callable[[int], float], prompts: int = 10) -> list[Probe]:
-    """The unrotated and the rotated arm, KL by number of the prompt."""
-    kls = {"naive": first, "seam-1": second}
-    return [probe(arm=arm, prompt=f"p{i}-0", forced_kl=kl(i)) for arm, kl in kls.items() for i in range(prompts)]
-
-
-def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> None:
-    (checked,) = check_naive(two_arms(lambda i: 0.5 + i / 100, lambda i: 0.01 * i))
-    assert checked.holds
-    assert (checked.difference.n, checked.difference.value) == (10, pytest.approx(0.5))
-    assert str(checked).startswith("check holds: float32: mean KL without rotation less with it 0.5 [")
-    assert not check_naive(two_arms(lambda i: i % 2, lambda i: (i + 1) % 2))[0].holds
-    (lucky,) = check_naive(two_arms(lambda i: (i + 1) % 2, lambda i: i % 2, 11))
-    assert lucky.difference.value > 0
-    assert not lucky.holds
-    (alone,) = check_naive([probe(arm="naive", forced_kl=1.0)])
-    assert not alone.holds, "nothing to pair is no pass"
-    assert str(alone) == "check FAILS: float32: no prompt has both arms"
-    assert check_naive([]) == []
-
-
 def test_log_softmax_and_divergence_by_hand_and_in_the_right_direction() -> None:
     rows = np.array([[0.0, math.log(3.0)], [1000.0, 1000.0]], dtype=np.float32)
     np.testing.assert_allclose(np.exp(metrics.log_softmax(rows)), [[0.25, 0.75], [0.5, 0.5]], rtol=1e-7)
@@ -138,10 +91,9 @@ def test_answers_are_compared_as_squad_compares_them() -> None:
     assert metrics.word_f1("", "") == 1.0
     assert metrics.word_f1("blue", "red") == 0.0
     score = metrics.score_answer("\nExeter College.\nAnd more words", ["Oxford", "the Exeter College"], contains=False)
-    assert score == (1.0, True)
+    assert score == 1.0
     partly = metrics.score_answer("at Exeter College", ["Exeter College"], contains=False)
-    assert partly.value == pytest.approx(0.8)
-    assert not partly.exact
+    assert partly == pytest.approx(0.8)
 
 
 BUDGET = 0.2

@@ -6,7 +6,6 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -35,9 +34,8 @@ Run = tuple[Plan, Path]
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("--questions 0", "questions"),
+        ("--edits -1", "edits"),
         ("--policy exact", "policy"),
-        ("--policy default --experiment qa", "--experiment trace"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(line: str, named: str) -> None:
@@ -87,25 +85,24 @@ class Server:
         self.starts += 1
         yield
 
-    def _measure(self, job: Job, *_: object, dtype: str, page_size: int) -> list[Probe]:
-        assert page_size == 1
+    def _measure(self, job: Job, *_: object, dtype: str) -> list[Probe]:
         case = job.case
         if case.name == self.killed_at:
             raise BenchError("the server was ended by signal 9")
         self.served.append(case.name)
         if case.name in self.left_out:
             raise Unrealised("not as meant")
-        common = {"prompt": case.name, "dtype": dtype, "num_blocks": len(case.blocks), "source": "s"}
+        common = {"prompt": case.name, "dtype": dtype, "source": "s", "edit": case.edited.edit}
+        common["experiment"] = Experiment.EDITS
         return [probe(arm=arm.name, donors=arm.donors, **common) for arm in job.arms]
 
 
 @pytest.fixture
-def qa_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> Run:
+def edits_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> Run:
     """A run of 40 prompts that is yet to be measured."""
-    config = parse(f"--experiment qa --dtype float32 --questions 14 --model {model_dir('smollm2')}")
+    config = parse(f"--experiment edits --dtype float32 --edits 40 --model {model_dir('smollm2')}")
     claim_run(tmp_path / "run", config, resume=False, force=False)
-    plan = make_plan(config)
-    return replace(plan, jobs=plan.jobs[:40]), tmp_path / "run"
+    return make_plan(config), tmp_path / "run"
 
 
 def names_of(plan: Plan) -> list[str]:
@@ -118,10 +115,10 @@ def go_on(run: Run) -> Outcome:
     return run_fidelity(*run, start_timeout_s=1, quiet=True)
 
 
-def test_what_was_left_out_is_neither_served_nor_counted_again(qa_run: Run, monkeypatch: Patch) -> None:
-    folder, names = qa_run[1], names_of(qa_run[0])
+def test_what_was_left_out_is_neither_served_nor_counted_again(edits_run: Run, monkeypatch: Patch) -> None:
+    folder, names = edits_run[1], names_of(edits_run[0])
     server = Server(monkeypatch, names[3], names[5])
-    first = go_on(qa_run)
+    first = go_on(edits_run)
     assert (first.measured, first.resumed, first.left_out) == (38, 0, 2)
     # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
     probes = folder / "probes.jsonl"
@@ -129,18 +126,18 @@ def test_what_was_left_out_is_neither_served_nor_counted_again(qa_run: Run, monk
     probes.unlink()
     append_lines(probes, kept)
     server = Server(monkeypatch, names[39])
-    again = go_on(qa_run)
+    again = go_on(edits_run)
     assert server.served == names[20:]
     assert (again.measured, again.resumed, again.left_out) == (19, 18, 3)
     assert [left.prompt for left in read_left_out(folder)] == [names[3], names[5], names[39]]
-    whole = go_on(qa_run)
+    whole = go_on(edits_run)
     assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 37, 3, 1)
 
 
-def test_a_run_stops_where_too_much_is_left_out(qa_run: Run, monkeypatch: Patch) -> None:
-    server = Server(monkeypatch, *(names_of(qa_run[0])[number] for number in (0, 1, 25)))
+def test_a_run_stops_where_too_much_is_left_out(edits_run: Run, monkeypatch: Patch) -> None:
+    server = Server(monkeypatch, *(names_of(edits_run[0])[number] for number in (0, 1, 25)))
     with pytest.raises(BenchError, match="3 of 26 prompts were not served as meant"):
-        go_on(qa_run)
+        go_on(edits_run)
     assert len(server.served) == 26
 
 
@@ -148,7 +145,7 @@ def test_a_run_whose_server_was_killed_goes_on(
     model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, out = Server(monkeypatch), tmp_path / "run"
-    asked = f"--experiment qa --questions 1 --dtype float32 --model {model_dir('smollm2')}"
+    asked = f"--experiment edits --edits 3 --dtype float32 --model {model_dir('smollm2')}"
     command = ["fidelity", *asked.split(), "--quiet", "--out", str(out)]
     names = names_of(make_plan(parse(asked)))
     server.killed_at = names[1]
@@ -206,7 +203,7 @@ def trace() -> Passes:
     calls = []
     for n in range(6):
         prompt, answer = list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))
-        case = Case(experiment=Experiment.TRACE, name=f"{n:03}-000", source="s", prompt=prompt, gold=answer[:32])
+        case = Case(name=f"{n:03}-000", source="s", prompt=prompt, gold=answer[:32])
         calls.append(Call(n, case, answer))
     first, more = parse_policy("default"), parse_policy("more=tail:0")
     return Passes(source="s", calls=calls, arms=(EXACT, more), finder=first, min_chunk_hit=64)

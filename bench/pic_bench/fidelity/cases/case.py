@@ -82,34 +82,35 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One prompt, where its blocks are meant to be spliced, and the requests that compute them beforehand."""
+    """One prompt, and the requests before it whose rows it may take."""
 
-    experiment: Experiment
     name: str
     """Unique within the experiment; letters, digits and `-`."""
     source: str
     prompt: Ids
     gold: Ids
     """What is forced after the prompt."""
-    blocks: tuple[Span, ...] = ()
     donors: Mapping[Donors, tuple[Ids, ...]] = field(default_factory=dict)
-    """Those of the kinds that no arm takes are never computed."""
-    answers: tuple[str, ...] = ()
-    exact_score: bool = False
-    """The answer is right when it contains a gold answer; otherwise it is scored by the words it shares."""
+    """Of a task."""
     edited: Edited | None = None
+    """In EDITS."""
     judge: Callable[[str, str], bool] | None = None
-    """Of TASKS: whether an answer is right, given it and the full prefill's."""
+    """Of a task: whether an answer is right, given it and the full prefill's."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """EDITS where it is an edited prompt, else TRACE."""
+        return Experiment.TRACE if self.edited is None else Experiment.EDITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A case, the arms that it is served under, and what is measured of it besides the logits."""
+    """A case and the arms that it is served under."""
 
     case: Case
     arms: tuple[Arm, ...]
     answer_tokens: int = 0
-    """So many are generated under every arm, where the case has answers."""
+    """Of a task, the most that an answer may have."""
 
     @property
     def cost(self) -> int:
@@ -120,7 +121,7 @@ class Job:
         """Whether these records of the prompt, of one number format, are all that is wanted."""
         by_arm = {(probe.arm, probe.donors): probe for probe in probes}
         full, stale = by_arm.get((FULL.name, FULL.donors)), by_arm.get((STALE.name, STALE.donors))
-        if full and (full.right is False or (stale and full.uses_no_field(stale))):
+        if full and stale and full.uses_no_field(stale):
             return True
         return by_arm.keys() >= {(arm.name, arm.donors) for arm in self.arms}
 

@@ -23,7 +23,7 @@ import msgspec
 from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm
 from pic_bench.fidelity.cases.case import Case, Edited, Ids, Job, Tokens
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import Edit, Experiment, Family, TemplateSet
+from pic_bench.fidelity.record import Edit, Family, TemplateSet
 from pic_bench.report.stats import common_len
 from sglang_pic.errors import BenchError
 
@@ -140,7 +140,7 @@ def edit_job(
     )
     name = f"edits-{template.name}-{number}"
     edited = Edited(old=prompts[0], answers=answers, edit=edit)
-    case = Case(experiment=Experiment.EDITS, name=name, source=source, prompt=prompts[1], gold=[], edited=edited)
+    case = Case(name=name, source=source, prompt=prompts[1], gold=[], edited=edited)
     return Job(case=case, arms=arms)
 
 

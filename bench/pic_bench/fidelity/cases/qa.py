@@ -1,25 +1,16 @@
-"""The experiment QA: questions over documents that were computed in another order."""
+"""Questions over documents that were computed in another order, for `tasks`."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
-import msgspec
 from pic_generate.questions import Question
 
-from pic_bench.fidelity.arms import CONTROLS, SHIPPED, spliced_arms
-from pic_bench.fidelity.cases.case import Case, Frame, FrameWords, Job, place_blocks, words
+from pic_bench.fidelity.cases.case import Case, Frame, FrameWords, place_blocks, words
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import normalise
-from pic_bench.fidelity.record import Donors, Experiment
-
-QA_MIN_SPLICED = 44
-"""More than the key that leads to an answer, less than the longest seam leaves of the shortest block."""
-LONG_SEAM = 32
-"""Of the arm that splices every document: as long as the default's."""
 
 # What a model of 135 M parameters can use.
 MAX_DOCUMENTS = 6
@@ -56,19 +47,6 @@ class QaFrames:
         return Frame(header=before, markers=self.markers, closing=closing + self._text.ids(lead))
 
 
-def qa_jobs(questions: Sequence[Question], text: ModelText, seed: int) -> Iterator[Job]:
-    """Every question, with documents computed in one request in another order."""
-    frames = QaFrames(text)
-    shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
-    # A key of the documents stands before the answer too: only runs as long as a document's are meant.
-    whole = spliced_arms((1, LONG_SEAM))
-    every = [arm.overriding(arm.name, min_spliced_tokens=QA_MIN_SPLICED) for arm in whole]
-    arms = (*CONTROLS, shipped, *every)
-    for question in questions:
-        num_tokens = answer_tokens(text, question)
-        yield Job(case=qa_case(frames, text, question, seed=seed), arms=arms, answer_tokens=num_tokens)
-
-
 def answer_tokens(text: ModelText, question: Question) -> int:
     """How many tokens are generated: an answer that is all there still fits behind a few words."""
     return max(ANSWER_TOKENS, len(_answer_ids(text, question)) + ANSWER_TOKENS // 2)
@@ -84,15 +62,13 @@ def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int,
     """
     rng = random.Random(f"qa-{seed}-{question.name}")
     blocks = _blocks(text, question, rng, length)
-    target = frames.target(question)
+    placed = place_blocks(frames.target(question), frames.donor, blocks, frames.foreign, rng)
     return Case(
-        experiment=Experiment.QA,
         name=f"qa-{question.source}-{question.name}",
         source=question.source,
+        prompt=placed.prompt,
         gold=_answer_ids(text, question)[:GOLD_TOKENS],
-        answers=question.answers,
-        exact_score=question.is_retrieval,
-        **place_blocks(target, frames.donor, blocks, frames.foreign, rng)._asdict(),
+        donors=placed.donors,
     )
 
 

@@ -1,6 +1,6 @@
-"""The experiment TASKS: prompts of which most was computed elsewhere before, and answers that are right or wrong.
+"""Prompts of which most was computed elsewhere before, and answers that are right or wrong, for `pic_bench.paired`.
 
-Questions have their documents in another order, as in QA; so have JSON about persons and edits of source files. The
+Questions have their documents in another order; so have JSON about persons and edits of source files. The
 calls of a trace come behind another clock, a few lines of text and the tools in reverse order.
 """
 
@@ -23,13 +23,13 @@ from pic_traces.encode import load_encoder
 from pic_traces.session import Call, JsonValue, as_type
 from pic_traces.source import load
 
-from pic_bench.fidelity.arms import CONTROLS, NAIVE, RETEST, TASK_POLICIES, Arm, parse_policy
+from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Case, Job, place_blocks, words
 from pic_bench.fidelity.cases.qa import QaFrames, answer_tokens, qa_case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.metrics import score_answer
-from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.record import Donors
 
 GOLD_TOKENS = 32
 MAX_ANSWER_TOKENS = 64
@@ -84,16 +84,12 @@ def task_jobs(
     """`sizes.tasks` prompts of each set of questions, of each trace, of JSON and of edits.
 
     Args:
-        policies: the arms beside the controls; `TASK_POLICIES` where there are none.
+        policies: the arms of the jobs.
 
     Raises:
         TraceError: a trace cannot be read, or the model's template refuses a call.
     """
-    policies = policies or [parse_policy(policy) for policy in TASK_POLICIES]
-    policies = [msgspec.structs.replace(policy, donors=Donors.CONTEXT) for policy in policies]
-    controls = [arm for arm in CONTROLS if arm != RETEST]
-    arms = (*controls, *policies, msgspec.structs.replace(NAIVE, donors=Donors.CONTEXT))
-    frames = QaFrames(text)
+    arms, frames = tuple(policies), QaFrames(text)
     num, length = sizes.tasks, sizes.length
     kinds: list[Iterator[Job]] = [
         (_question_job(frames, text, question, arms, seed, length) for question in some) for some in questions
@@ -105,8 +101,8 @@ def task_jobs(
 
 def answers_question(question: Question, answer: str, _full: str) -> bool:
     """Whether a gold answer stands in an answer's first line, or, but for retrieval, their F1 is high enough."""
-    contains = score_answer(answer, question.answers, contains=True).value == 1
-    f1 = score_answer(answer, question.answers, contains=False).value
+    contains = score_answer(answer, question.answers, contains=True) == 1
+    f1 = score_answer(answer, question.answers, contains=False)
     return contains or (f1 >= MIN_F1 and not question.is_retrieval)
 
 
@@ -146,9 +142,7 @@ def _question_job(
 ) -> Job:
     case = qa_case(frames, text, question, seed=seed, length=length)
     judge = partial(answers_question, question)
-    # What is spliced is up to the policies: no blocks are meant.
-    case = replace(case, experiment=Experiment.TASKS, blocks=(), judge=judge)
-    return Job(case=case, arms=arms, answer_tokens=answer_tokens(text, question))
+    return Job(case=replace(case, judge=judge), arms=arms, answer_tokens=answer_tokens(text, question))
 
 
 def _json_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: int, length: int, number: int) -> Job:
@@ -197,7 +191,6 @@ def _job(
     placed = place_blocks(frames.frame(said.header, asks, said.lead), frames.donor, blocks, frames.foreign, rng)
     ids = text.ids(gold)
     case = Case(
-        experiment=Experiment.TASKS,
         name=f"tasks-{name}",
         source=name.partition("-")[0],
         prompt=placed.prompt,
@@ -232,7 +225,6 @@ def _call_jobs(trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], s
             continue
         seen.add(answer)
         case = Case(
-            experiment=Experiment.TASKS,
             name=f"tasks-{source}-{call.session_id}-{call.index}",
             source=source,
             prompt=prompt + text.ids(lead),
