@@ -1,4 +1,4 @@
-"""What measures this project: comparisons, fidelity, benchmarks, and the settings that a model bears.
+"""Measures this project: comparisons, fidelity, benchmarks, and the settings that a model tolerates.
 
 The code of a study that was run once is in the checkout that bench/results/README.md names, beside its records there.
 """

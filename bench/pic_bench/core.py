@@ -23,8 +23,8 @@ from pic_traces.encode import load_encoder
 from pic_traces.source import SAMPLES, load
 from tqdm import tqdm
 
-from pic_bench.frame import Finding, Result, Study, at_least, ms, result_of, timed
 from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.study_command import Finding, Result, Study, at_least, ms, result_of, timed
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Lexicon, PlanOptions, RowSource, Tokens
 from sglang_pic.errors import BenchError
 

@@ -14,7 +14,7 @@ __all__ = ["Environment", "capture_environment", "now", "read_environment"]
 
 
 def read_environment(folder: Path) -> Environment:
-    """What a run was made on.
+    """The machine and the versions of a run.
 
     Raises:
         BenchError: the file is not there or cannot be read.

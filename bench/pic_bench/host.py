@@ -32,8 +32,8 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from tqdm import tqdm
 
 from pic_bench.core import CASES, fill_index, make_prompt
-from pic_bench.frame import Finding, Result, Study, at_least, ms, result_of
 from pic_bench.report.markdown import Table
+from pic_bench.study_command import Finding, Result, Study, at_least, ms, result_of
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve import account
@@ -106,7 +106,7 @@ STUDY.add("--chunks", type=at_least(1), default=100_000, metavar="N", help="chun
 @STUDY.measures
 def main(args: argparse.Namespace, _logs: Path) -> Finding:
     """Time every step of every case."""
-    # What a device computes in a server is not to be timed as work of many threads here.
+    # Work that a device does in a server must not be timed as work of many threads here.
     torch.set_num_threads(1)
     rng = np.random.default_rng(args.seed)
     # Its documents stand in another order in each prompt.
@@ -259,7 +259,7 @@ def _request(prompt: Tokens) -> Any:
 
 
 def _forward_batch(prompt: Tokens, table: torch.Tensor) -> ForwardBatch:
-    """What SGLang makes of a batch of one whole prompt."""
+    """SGLang's forward batch for one whole prompt."""
     total = len(prompt)
     numbers = torch.tensor([total, 0], dtype=torch.int32)
     return ForwardBatch(

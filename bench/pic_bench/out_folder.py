@@ -1,4 +1,4 @@
-"""Claims a folder for a run, deleting what an earlier run of the same kind wrote, and reads and writes its JSON files.
+"""Claims a folder for a run, deletes the files of an earlier run of its kind, and reads and writes its JSON files.
 
 A folder's kind is in its config.json. Files that no run writes are never deleted.
 """
@@ -26,7 +26,7 @@ _SECRET_NEXT = re.compile(rf"{_SECRET}\s*$")
 
 
 class RunKind(NamedTuple):
-    """A kind of run, and what it leaves in its folder."""
+    """A kind of run, and the files in its folder."""
 
     kind: str
     """As in config.json."""
@@ -45,8 +45,8 @@ def claim_folder(folder: Path, run: RunKind, *, force: bool, flags: str = "--for
     """Make `folder` a folder for a run, with nothing of an earlier run in it.
 
     Args:
-        force: delete what an earlier run of this kind wrote.
-        flags: what the message recommends where the folder holds an earlier run.
+        force: delete the files of an earlier run of this kind.
+        flags: the flags that the message recommends if the folder has an earlier run.
 
     Raises:
         ConfigError: `folder` is a file, holds anything else, holds an earlier run and `force` is not given, or cannot
@@ -108,7 +108,7 @@ def scenes_of(folder: Path) -> list[str]:
 
 
 def read_json(path: Path, kind: type[T], word: str) -> T:
-    """What a run wrote into a JSON file.
+    """The content of a run's JSON file.
 
     Raises:
         BenchError: the file is missing or holds something else; the message calls for `word`.

@@ -20,7 +20,7 @@ from sglang_pic.errors import BenchError
 
 
 class Answer(NamedTuple):
-    """What a server said of one prompt."""
+    """A server's answer to one prompt."""
 
     ids: list[int]
     prompt_tokens: int
@@ -79,7 +79,7 @@ def generate(
     with_logprobs: bool = True,
     **more: Any,
 ) -> Answer:
-    """A greedy answer of so many tokens; `pic` are the request's options, `more` is what else the body has.
+    """A greedy answer of so many tokens; `pic` are the request's options, `more` further fields of the body.
 
     Raises:
         BenchError: the server refused the request.

@@ -13,7 +13,7 @@ from msgspec import Meta
 from pic_traces.session import Session
 
 from pic_generate.options import Options
-from pic_generate.studio import Studio
+from pic_generate.session_writer import WriterFactory
 
 
 class AgentMeta(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,10 +27,10 @@ class AgentMeta(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     turn: Annotated[int, Meta(ge=1, description="length of a user message")] = 40
     answer: Annotated[int, Meta(ge=1, description="length of an answer; the history grows by both")] = 40
 
-    def write(self, studio: Studio) -> Iterator[Session]:
-        body = studio.writer("body").prose(self.body)
+    def write(self, writers: WriterFactory) -> Iterator[Session]:
+        body = writers.writer("body").prose(self.body)
         spread = round(self.header * self.jitter)
-        for draft in studio.drafts():
+        for draft in writers.drafts():
             history: list[int] = []
             for _ in range(self.calls):
                 header = draft.prose(self.header + draft.rng.randint(-spread, spread))

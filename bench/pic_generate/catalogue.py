@@ -1,4 +1,4 @@
-"""All workloads by name: what `gen:` specs, error messages and the documentation are made from."""
+"""All workloads by name, for `gen:` specs, error messages and the documentation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pic_generate.compact import Compact
 from pic_generate.options import Options, parse_options
 from pic_generate.random_text import RandomText
 from pic_generate.reorder import Reorder
-from pic_generate.studio import Studio
+from pic_generate.session_writer import WriterFactory
 from pic_generate.sysvar import SysVar
 from pic_generate.tool_variants import ToolVariants
 
 
 class Workload(NamedTuple):
-    """A generator in the catalogue: what changes and what repeats, in one line, and the struct of its options."""
+    """A generator in the catalogue: one line on the text that changes and repeats, and the struct of its options."""
 
     summary: str
     kind: type[Options]
@@ -48,7 +48,7 @@ def generate(spec: str) -> Iterator[Session]:
         raise TraceError(f"{spec}: no generator {name!r}; allowed are\n{known}")
     try:
         options = parse_options(query, WORKLOADS[name].kind)
-        studio = Studio(name, seed=options.seed, sessions=options.sessions, tokenizer=options.tokenizer)
+        writers = WriterFactory(name, seed=options.seed, sessions=options.sessions, tokenizer=options.tokenizer)
     except TraceError as error:
         raise TraceError(f"{spec}: {error}") from error
-    return options.write(studio)
+    return options.write(writers)

@@ -13,7 +13,7 @@ from msgspec import Meta
 from pic_traces.session import Session
 
 from pic_generate.options import Calls, Options
-from pic_generate.studio import Studio
+from pic_generate.session_writer import WriterFactory
 
 _REQUEST = (
     "The conversation is getting long. Summarise it for your own use: the task, what has been decided, what is known "
@@ -42,9 +42,9 @@ class Compact(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "or a compaction replaces nothing"
             )
 
-    def write(self, studio: Studio) -> Iterator[Session]:
-        system_text = studio.writer("compact prompt").prose(self.system)
-        for draft in studio.drafts():
+    def write(self, writers: WriterFactory) -> Iterator[Session]:
+        system_text = writers.writer("compact prompt").prose(self.system)
+        for draft in writers.drafts():
             system = draft.add({"role": "system", "content": system_text})
             history: list[int] = []
             for number in range(1, self.calls + 1):

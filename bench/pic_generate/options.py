@@ -16,7 +16,7 @@ from pic_traces.errors import TraceError
 from pic_traces.session import Session
 
 if TYPE_CHECKING:
-    from pic_generate.studio import Studio
+    from pic_generate.session_writer import WriterFactory
 
 
 Calls = Annotated[int, Meta(ge=1, description="LLM calls of a session")]
@@ -27,7 +27,7 @@ Sessions = Annotated[int, Meta(ge=1, description="number of sessions")]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all workloads share; a workload adds its own sizes and says how its sessions are written.
+    """The options of all workloads; a workload adds its own sizes and writes its sessions.
 
     A condition between several options belongs in `__post_init__`, as a ValueError that begins with `key=value: `.
     """
@@ -37,13 +37,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: Annotated[int, Meta(description="another seed, another text")] = 1
     tokenizer: Annotated[str | None, Meta(description="folder with `tokenizer.json`: exact lengths")] = None
 
-    def write(self, studio: Studio) -> Iterator[Session]:
+    def write(self, writers: WriterFactory) -> Iterator[Session]:
         """Yield the sessions, in order; the same options give the same sessions in every process."""
         raise NotImplementedError
 
 
 class Option(NamedTuple):
-    """One option, described: its default as in a spec (empty where there is none), what it decides, what it may be."""
+    """One option, described: its default as in a spec (empty if there is none), its meaning, its allowed values."""
 
     name: str
     default: str

@@ -13,7 +13,7 @@ from pic_traces.lines import read_objects
 from pic_generate.vocabulary import DATA, WORDS, make_text
 
 GENERATED = ("pairs", "needle", "facts")
-"""What the generators make: values of keys, a sentence hidden in filler, and facts about persons."""
+"""The kinds of questions: values of keys, a sentence hidden in filler, and facts about persons."""
 
 _NUM_DOCUMENTS = 4
 _RETRIEVAL = ("kv", "needle", "pairs")
@@ -25,7 +25,7 @@ the list, not the question (SmolLM2, six pairs: 15 answers of 24 begin right; 3 
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One question, the documents it is asked of, and what is right."""
+    """One question, its documents, and the right answer."""
 
     source: str
     name: str
@@ -36,7 +36,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     supporting: frozenset[int]
     """The documents that hold the answer, where the source says so."""
     lead: str = ""
-    """What the answer begins with; given to the model."""
+    """The beginning of the answer, which the model is given."""
 
     @property
     def is_retrieval(self) -> bool:
@@ -135,7 +135,7 @@ def _question(item: _Item, number: int) -> Question | None:
 
 
 def _lead(question: Question) -> str:
-    """What stands before the answer in its line: a small model continues a key rather than look it up."""
+    """The text before the answer in its line: a small model continues a key rather than look it up."""
     holding = [question.documents[i] for i in sorted(question.supporting)] or question.documents
     for line in (line for document in holding for line in document.splitlines()):
         before, found, _ = line.partition(question.answers[0])
@@ -176,7 +176,7 @@ def _facts(rng: random.Random, number: int) -> Question:
 
 
 def asking(kind: str, name: str) -> tuple[str, str]:
-    """A question for a fact of that kind about a person, and what the answer begins with."""
+    """A question for a fact of that kind about a person, and the beginning of the answer."""
     question, lead = (words.format(name) for words in _FACTS.asking[kind])
     return question, lead
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 from pic_traces.session import Session
 
 from pic_generate.options import Calls, Options, Sessions
-from pic_generate.studio import Studio
+from pic_generate.session_writer import WriterFactory
 
 
 class RandomText(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,10 +20,10 @@ class RandomText(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     calls: Calls = 1
     sessions: Sessions = 50
 
-    def write(self, studio: Studio) -> Iterator[Session]:
+    def write(self, writers: WriterFactory) -> Iterator[Session]:
         # NOTE: with no system message many chat templates put in one of their own, which would be a prefix hit.
         half = self.prompt // 2
-        for draft in studio.drafts():
+        for draft in writers.drafts():
             for _ in range(self.calls):
                 prompt = [
                     draft.add(draft.message("system", half)),

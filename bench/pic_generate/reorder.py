@@ -16,11 +16,11 @@ from pic_traces.session import JsonValue, Session
 
 from pic_generate.options import Calls, Options, Sessions
 from pic_generate.orders import draw_orders
-from pic_generate.studio import Studio
+from pic_generate.session_writer import WriterFactory
 
 
 class Items(Enum):
-    """What changes places."""
+    """The parts that change their order."""
 
     DOCUMENTS = "documents"
     TOOLS = "tools"
@@ -48,9 +48,9 @@ class Reorder(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     calls: Calls = 4
     sessions: Sessions = 24
 
-    def write(self, studio: Studio) -> Iterator[Session]:
-        system_text = studio.writer("reorder prompt").prose(self.system)
-        for draft in studio.drafts():
+    def write(self, writers: WriterFactory) -> Iterator[Session]:
+        system_text = writers.writer("reorder prompt").prose(self.system)
+        for draft in writers.drafts():
             system = draft.add({"role": "system", "content": system_text})
             query = draft.prose(self.query)
             documents: list[str] = []

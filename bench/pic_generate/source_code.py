@@ -1,4 +1,4 @@
-"""Seeded program text: what an agent reads in files and pastes into prompts."""
+"""Seeded program text, such as an agent reads in files and pastes into prompts."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ from msgspec import Meta
 from pic_traces.session import Session
 
 from pic_generate.options import Options
-from pic_generate.studio import Studio
+from pic_generate.session_writer import WriterFactory
 
 _MODELS = ("aster-large", "aster-small-2", "birch-70b-instruct", "cedar-mini")
 _FIRST_DAY = datetime(2026, 1, 5)
 
 
 class Variable(Enum):
-    """What changes in the system prompt."""
+    """The part of the system prompt that changes."""
 
     CLOCK = "clock"
     STATISTICS = "statistics"
@@ -43,10 +43,10 @@ class SysVar(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     turn: Annotated[int, Meta(ge=1, description="length of a user message")] = 16
     answer: Annotated[int, Meta(ge=1, description="length of an answer; the history grows by both")] = 24
 
-    def write(self, studio: Studio) -> Iterator[Session]:
-        shared = studio.writer("sysvar prompt")
+    def write(self, writers: WriterFactory) -> Iterator[Session]:
+        shared = writers.writer("sysvar prompt")
         before, after = shared.prose(self.before), shared.prose(self.after)
-        for draft in studio.drafts():
+        for draft in writers.drafts():
             history: list[int] = []
             clock = _FIRST_DAY + timedelta(seconds=draft.rng.randrange(300 * 86_400))
             for _ in range(self.calls):

@@ -55,7 +55,7 @@ def tool_call(call_id: str, name: str, arguments: Mapping[str, JsonValue], text:
 
 
 def tool_result(call_id: str, content: str) -> Message:
-    """What a tool gave back."""
+    """A tool's result."""
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 

@@ -15,7 +15,7 @@ from pic_traces.session import JsonValue, Session
 
 from pic_generate.options import Options
 from pic_generate.orders import Place
-from pic_generate.studio import Draft, Studio, Writer
+from pic_generate.session_writer import Draft, Writer, WriterFactory
 from pic_generate.tool_schemas import describe_tool, tool_name
 
 
@@ -29,7 +29,7 @@ class Change(Enum):
 
 
 class History(Enum):
-    """What follows the tools in a session's later calls."""
+    """The text after the tools in a session's later calls."""
 
     NONE = "none"
     KEPT = "kept"
@@ -65,11 +65,11 @@ class ToolVariants(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 "each version differs in a tool of its own"
             )
 
-    def write(self, studio: Studio) -> Iterator[Session]:
-        shared = studio.writer("tool_variants prompt")
+    def write(self, writers: WriterFactory) -> Iterator[Session]:
+        shared = writers.writer("tool_variants prompt")
         system_text = shared.prose(self.system)
         versions = self._versions(shared)
-        for draft in studio.drafts():
+        for draft in writers.drafts():
             system = draft.add({"role": "system", "content": system_text})
             prompt = [system]
             version = -1

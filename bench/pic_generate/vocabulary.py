@@ -48,7 +48,7 @@ def make_text(rng: random.Random, num_tokens: int, count_tokens: CountTokens | N
 def approximate_tokens(text: str) -> int:
     """About how many tokens code, compact JSON or prose has.
 
-    Within 10 % of SmolLM2's tokenizer for what the generators write, from 100 tokens on. O(n).
+    Within 10 % of SmolLM2's tokenizer for the text of the generators, from 100 tokens on. O(n).
     """
     return len(_PIECE.findall(text))
 

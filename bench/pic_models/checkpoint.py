@@ -1,4 +1,4 @@
-"""What the written checkpoints have in common: DeepSeek-V2's configuration, and the files of a folder."""
+"""The common parts of the written checkpoints: DeepSeek-V2's configuration, and the files of a folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEEPSEEK_V2: Final[Config] = {
     "topk_method": "greedy",
     "use_cache": True,
 }
-"""What does not depend on the sizes of the model."""
+"""The settings that are the same for all sizes of model."""
 
 
 def yarn(*, factor: float, original_len: int, mscale: float) -> Config:

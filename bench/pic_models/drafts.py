@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 _HIDDEN_SHARE = 0.02
-"""Standard deviation of what the target's hidden state adds to a token's embedding; that of the embedding is 1."""
+"""Standard deviation of the target's hidden state where it is added to a token's embedding; the embedding's is 1."""
 
 _QUIET = 0.3
-"""Factor of what the layers above the first add where MTP layers are the first layer."""
+"""Factor of the outputs of all layers but the first, if MTP layers are copies of the first layer."""
 
 _DRAFT_VERSION = 1
 """Raise when the same recipe makes other weights."""
@@ -190,4 +190,4 @@ DRAFTS: Final[dict[str, Callable[[Path, Progress], None]]] = {
     "tiny-dsa-mtp": partial(_write_mtp, _DSA_MTP),
     "tiny-mimo": _write_mimo,
 }
-"""What writes each of them."""
+"""The function that writes each of them."""

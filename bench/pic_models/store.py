@@ -40,7 +40,7 @@ def build(
     Args:
         target: The folder to make; its parent folders are created.
         name: Name of the model, for the marker.
-        fingerprint: What the content depends on; a folder made from another fingerprint is made again.
+        fingerprint: A digest of the inputs; a folder made from another fingerprint is made again.
         write: Fills an empty folder; gets it and `progress`.
         progress: Takes a line of text per step.
 
@@ -88,7 +88,7 @@ def _fill(folder: Path, write: Callable[[Path, Progress], None], progress: Progr
     try:
         write(folder, progress)
     except SafetensorError as error:
-        # What the disk said, in words of its own.
+        # The disk's own message.
         raise PicError(f"{folder}: cannot be written: {error}") from error
 
 

@@ -3,7 +3,7 @@
 The same recipe gives the same bytes on every machine: the numbers are scaled uniform draws of PCG64, which have no
 rounding of their own. Queries and keys are drawn wide, so that attention is sharp and the next token depends on where
 things stand. The output layer is not tied to the embedding, so that a greedy text does not repeat its last token; where
-the family ties them, the embedding is small beside what the layers add.
+the family ties them, the embedding is small beside the layers' outputs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BIAS = 0.1
 """Standard deviation of biases."""
 
 _FORGETTING = 4.0
-"""Standard deviation of what says how fast a head's state fades: some heads forget at once, some never."""
+"""Standard deviation of the parameter by which a head's state decays: some heads forget at once, some never."""
 
 _TIED = ("gemma3_text", "cohere2")
 _TIED_EMBEDDING = 1 / 64
@@ -145,7 +145,7 @@ _GPT_OSS: Config = _COMMON | {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
     "attention_bias": True,
-    # SGLang makes its layers in this dtype, whatever `--dtype` says; tests ask for float32.
+    # SGLang makes its layers in this dtype and ignores `--dtype`; tests need float32.
     "dtype": "float32",
     "head_dim": _GPT_OSS_HEAD_DIM,
     "intermediate_size": _EXPERT_SIZE,
@@ -297,7 +297,7 @@ _QWEN3_NEXT: Config = _COMMON | {
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a random-weight model is made from."""
+    """The sizes and options of a model with random weights."""
 
     seed: int
     config: Config
@@ -491,7 +491,7 @@ def _qwen3_next(config: Config, index: int) -> Shapes:
     experts = {name: shape for name, shape in _experts().items() if "shared_experts" not in name}
     experts |= _mlp("mlp.shared_expert", _EXPERT_SIZE) | {"mlp.shared_expert_gate": (1, HIDDEN)}
     if index == _NUM_LAYERS - 1:
-        # Beside each query stands the gate of what it reads.
+        # After each query is the gate of its output.
         attention = _gqa_attention() | {"q_proj": (2 * _NUM_HEADS * _HEAD_DIM, HIDDEN)}
         return _weights(_layer(attention | {f"{part}_norm": (_HEAD_DIM,) for part in "qk"}) | experts)
     keys, values = _STATE_HEADS // 2 * _HEAD_DIM, _STATE_HEADS * _HEAD_DIM

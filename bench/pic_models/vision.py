@@ -1,4 +1,4 @@
-"""What a small model of the Qwen2.5-VL family has beside its language model: a vision tower and an image processor."""
+"""The vision tower and the image processor of a small model of the Qwen2.5-VL family."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 _WIDTH, _DEPTH, _MLP_SIZE, _PATCH, _MERGE, _TEMPORAL = 64, 2, 128, 14, 2, 2
 
-# Names of SmolLM2's special tokens that mean nothing here, and what the family calls its own.
+# Names of SmolLM2's special tokens that are unused here, and the family's names for them.
 _TOKENS: Final = {
     "<repo_name>": "<|vision_start|>",
     "<reponame>": "<|vision_end|>",

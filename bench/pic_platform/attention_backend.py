@@ -49,7 +49,7 @@ class CpuAttentionBackend(AttentionBackend):
         """Take the pools of a loaded model.
 
         Raises:
-            UnsupportedError: The model, its KV pool or a flag needs what this backend does not have.
+            UnsupportedError: This backend lacks something that the model, its KV pool or a flag needs.
         """
         super().__init__()
         self.req_to_token_pool = model_runner.req_to_token_pool
@@ -144,7 +144,7 @@ class CpuAttentionBackend(AttentionBackend):
         """Write the new keys, then attend with the new queries only.
 
         A decode step is the same with one query per sequence; the metadata say which of the two the batch is. `sinks`
-        is as in `Scoring`, `topk_indices` what `sparse_index.choose_tokens` returns.
+        is as in `Scoring`, `topk_indices` the result of `sparse_index.choose_tokens`.
 
         Returns:
             `[num_queries, num_heads * v_head_dim]`.

@@ -28,7 +28,7 @@ _WIDE_HEAD = 256
 
 
 class Scoring(NamedTuple):
-    """What a layer's softmax is over."""
+    """How a layer's scores are scaled, limited and masked before the softmax."""
 
     scaling: float
     """Factor of the scores."""
@@ -122,8 +122,8 @@ def attend_extend(
 ) -> None:
     """Attention of new tokens whose keys are in the pool already.
 
-    Each sequence is computed on its own, in blocks of `mask.block_len` queries: its result does not depend on what else
-    is in the batch, and memory stays bounded by the longest sequence.
+    Each sequence is computed alone, in blocks of `mask.block_len` queries: its result does not depend on the rest of
+    the batch, and memory stays bounded by the longest sequence.
 
     Args:
         query: `[num_queries, num_heads, key_dim]`.
@@ -198,7 +198,7 @@ def attend_chosen(
             block_len = min(mask.block_len, sequence.query_len - offset)
             rows = slice(sequence.query_start + offset, sequence.query_start + offset + block_len)
             span = slice(0, sequence.prefix_len + offset + block_len)
-            # What is chosen as none falls into a column of its own.
+            # Choices of -1, no token, go into a further column, which is then dropped.
             bias = torch.full((block_len, span.stop + 1), float("-inf"), dtype=query.dtype)
             bias.scatter_(1, chosen[rows].long().where(chosen[rows] >= 0, span.stop), 0.0)
             bias = bias[:, :-1].repeat_interleave(query.shape[1], dim=0)

@@ -1,7 +1,7 @@
 """Block-sparse attention in plain PyTorch, in the place of the kernels of SGLang's backend for MiniMax-M3.
 
-An indexer scores the tokens before a query by keys of its own. A block of tokens is as good as its best token; the best
-blocks, with the first ones and those at the query, are what the query attends to. Each KV head chooses for itself.
+An indexer scores the tokens before a query by keys of its own. A block's score is that of its best token; the query
+attends to the best blocks, to the first ones and to those at its own position. Each KV head chooses for itself.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def choose_blocks(
         topk: Blocks of a query, the next two included.
         init_blocks: Blocks from the first on that all queries attend to.
         local_blocks: Blocks up to its own that each query attends to.
-        num_kv_heads: Each takes what any of its index heads chooses.
+        num_kv_heads: Each takes the blocks that any of its index heads chooses.
 
     Returns:
         `[num_kv_heads, num_queries, num_keys]` bool.
@@ -155,7 +155,7 @@ def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, allow
 
 
 def _check(index_values: torch.Tensor | None, options: dict[str, Any]) -> None:
-    """Refuse what the kernels have and these functions have not."""
+    """Refuse arguments that the kernels take and these functions do not."""
     scaled = any(options.get(f"{part}_scale") not in (None, 1.0) for part in ("q", "k", "v", "idx_q", "idx_k"))
     if index_values is not None or scaled or options.get("score_type", "max") != "max":
         raise UnsupportedError(

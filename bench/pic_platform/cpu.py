@@ -43,7 +43,7 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
         registration.register_choice()
 
     def apply_server_args_defaults(self, server_args: ServerArgs) -> None:
-        """Choose what a server on this platform needs where the operator chose nothing.
+        """Set the arguments that this platform needs, where the operator has set none.
 
         SGLang's rule for `--device cpu` has run before and named its AMX backend, which cannot run here.
         """
@@ -62,7 +62,7 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.mem_fraction_static is None:
             server_args.mem_fraction_static = DEFAULT_MEM_FRACTION
         server_args.hicache_io_backend = host_tier.IO_BACKEND
-        # What layers with recurrent state keep of a convolution is copied without a cast; SGLang keeps it in bfloat16.
+        # The convolution states of layers with recurrent state are copied without a cast; SGLang has them in bfloat16.
         if server_args.dtype == "float32":
             os.environ.setdefault(_CONV_VARIABLE, server_args.dtype)
         # OpenMP reads this when a worker starts. Its threads otherwise spin at the end of every operator, and wait out
@@ -108,7 +108,7 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
         registration.register_backend()
 
     def get_device(self, device_id: int = 0) -> str:  # type: ignore[override]
-        """The device as a name: SGLang compares what `--device` defaults to with strings."""
+        """The device as a name: SGLang compares the default of `--device` with strings."""
         return self.device_type
 
 

@@ -1,4 +1,4 @@
-"""What SGLang needs on this platform where ranks gather their tokens (DP attention).
+"""Replaces the parts of SGLang that this platform lacks for DP attention, where ranks gather their tokens.
 
 SGLang takes its CPU branches only where `SGLANG_USE_CPU_ENGINE` asks for its own CPU engine; this platform is another.
 """

@@ -1,7 +1,8 @@
 """Layers of the gated delta rule (Qwen3-Next, Qwen3.5), which SGLang has for accelerators only, in plain PyTorch.
 
 Such a layer keeps of a sequence the last inputs of a short convolution and one matrix a head, its state. Names,
-signatures and layouts of what is replaced are SGLang's; states are `[num_slots, num_v_heads, v_dim, k_dim]`.
+signatures and layouts are those of SGLang's functions in whose place these are; states are
+`[num_slots, num_v_heads, v_dim, k_dim]`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _CHUNK: Final = 64
 
 
 def install() -> None:
-    """Have SGLang's Qwen3-Next compute what is below; idempotent."""
+    """Replace the functions of SGLang's Qwen3-Next by those of this module; idempotent."""
     from sglang.kernels.ops.attention.fla.fused_norm_gate import FusedRMSNormGated
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
     from sglang.srt.layers.attention.linear import gdn_backend
@@ -106,7 +107,7 @@ def gates(
     beta: float = 1.0,
     threshold: float = 20.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logarithm of what a token leaves of the state, and how much it writes: float32 `[1, num_tokens, heads]`."""
+    """Logarithm of the decay of the state at a token, and weight of its update, float32 `[1, num_tokens, heads]`."""
     left = -A_log.float().exp() * F.softplus(a.float() + dt_bias.float(), beta, threshold)
     return left[None], b.float().sigmoid()[None]
 
@@ -116,7 +117,7 @@ def delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gated delta rule over the tokens of one sequence, a chunk at a time.
 
-    A token first decays the state by `exp(g)`, then puts `v` at `k` in the place of a part `beta` of what is there.
+    A token first decays the state by `exp(g)`, then replaces a part `beta` of the value at `k` by `v`.
     Within a chunk the corrections of all tokens are one triangular system.
 
     Args:
@@ -128,7 +129,7 @@ def delta_rule(
         state: `[num_heads, v_dim, k_dim]`, before the first token.
 
     Returns:
-        What is read, as `v`, and the states before each chunk and behind the last token,
+        The outputs, shaped as `v`, and the states before each chunk and after the last token,
         `[num_chunks + 1, num_heads, v_dim, k_dim]`.
     """
     outputs, states = [], [state]
@@ -217,7 +218,7 @@ def track(
     *,
     dim: int = 0,
 ) -> None:
-    """Copy what is kept of the masked sequences to the slots that track them; `dim` of the states is that of slots."""
+    """Copy the states of the masked sequences to the slots that track them; `dim` is the dimension of slots."""
     rows = mamba_track_mask[:batch_size].nonzero().flatten()
     for states in (conv_states, ssm_states):
         copied = states.index_select(dim, cache_indices[rows].long())
@@ -246,7 +247,7 @@ def norm_gated(norm: Any, x: torch.Tensor, g: torch.Tensor, *_: object, **__: ob
 def add_gated(
     hidden_states: torch.Tensor, gate_weight: torch.Tensor, shared_output: torch.Tensor, output: torch.Tensor
 ) -> None:
-    """Add what the shared expert gives, `[num_tokens, hidden_size]`, times a gate for each token to `output`."""
+    """Add the shared expert's output, `[num_tokens, hidden_size]`, times a gate for each token to `output`."""
     gate = (hidden_states.float() @ gate_weight.float()).sigmoid()
     output.copy_(output.float() + gate[:, None] * shared_output.float())
 
@@ -254,7 +255,7 @@ def add_gated(
 def split_projections(
     mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor, num_k_heads: int, num_v_heads: int, k_dim: int, v_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take apart what the projections give by head of the keys.
+    """Split the output of the projections, which is ordered by head of the keys.
 
     Returns:
         Queries, keys and values `[num_tokens, channels]`; the gate `[num_tokens, num_v_heads, v_dim]`; b and a

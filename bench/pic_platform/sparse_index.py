@@ -22,7 +22,7 @@ _BLOCK_QUERIES = 128
 
 
 def install() -> None:
-    """Have SGLang's indexers compute what is below; idempotent."""
+    """Replace the kernels of SGLang's indexers by the functions of this module; idempotent."""
     from sglang.kernels.fused_op import BaseFusedOp
     from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
 
@@ -56,7 +56,7 @@ def choose_tokens(
     Args:
         indexer: SGLang's module.
         x: Hidden states, `[num_tokens, hidden_size]`.
-        q_lora: What queries are made of, `[num_tokens, q_lora_rank]`.
+        q_lora: Input of the query projection, `[num_tokens, q_lora_rank]`.
         positions: `[num_tokens]`.
         forward_batch: The batch.
         layer_id: Of the layer.
@@ -88,7 +88,7 @@ def choose_tokens(
     plan: ExtendPlan | None = get_attn_backend().extend_plan
     chosen = torch.full((len(x), indexer.index_topk), -1, dtype=torch.int32)
     if plan is not None:
-        # In float64, so that scores do not depend on what else is in the batch.
+        # In float64, so that scores do not depend on the rest of the batch.
         _choose(numbers.double(), shares.double(), pages, plan, chosen)
     result: torch.Tensor | None = maybe_capture_indexer_topk(layer_id, chosen)
     return result
@@ -116,7 +116,7 @@ def _choose(
             scores = torch.einsum("qhk,qh->qk", scores, shares[rows])
             last = sequence.prefix_len + offset + torch.arange(len(scores))
             scores.masked_fill_(torch.arange(len(slots)) > last[:, None], float("-inf"))
-            # NOTE: where no head sees anything a score is 0. Of equal ones the first is taken, whatever the batch is.
+            # NOTE: where no head sees anything a score is 0. Of equal scores the first is taken, in any batch.
             best = scores.sort(dim=1, descending=True, stable=True)
             taken = best.indices.masked_fill(best.values == float("-inf"), -1)[:, : chosen.shape[1]]
             chosen[rows, : taken.shape[1]] = taken.to(torch.int32)

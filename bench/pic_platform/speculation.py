@@ -1,4 +1,4 @@
-"""Speculative decoding on the platform: what it supports, and what it puts in the place of SGLang's kernels.
+"""Speculative decoding on the platform: the supported flags, and functions in the place of SGLang's kernels.
 
 SGLang's workers (EAGLE, also with a head for each step, EAGLE3, MTP, STANDALONE, NGRAM) run as they are. For an
 out-of-tree platform SGLang has a seam for the slots of a window and none for the other operators, so their names are
@@ -60,7 +60,7 @@ def install() -> None:
     """Bind the operators in this process; idempotent.
 
     Raises:
-        UnsupportedError: A flag asks for what the platform does not have, or SGLang has changed.
+        UnsupportedError: The platform lacks the feature of a flag, or SGLang has changed.
     """
     from sglang.srt.runtime_context import get_spec
 

@@ -51,7 +51,7 @@ def _prepare(*_: object, **__: object) -> None:
 
 
 def _checksum(computer: Any, pages: Any, _states: Any = None) -> int:
-    """Of what the layers' pools have in `pages`, `[num_pages]` int64, as `--disaggregation-enable-kv-checksum` asks."""
+    """`--disaggregation-enable-kv-checksum` over the rows in `pages`, `[num_pages]` int64, of all layers."""
     total = 1
     for pointer, size in zip(computer._kv_data_ptrs, computer._kv_item_lens, strict=True):
         for page in pages.tolist():

@@ -102,7 +102,7 @@ def reconstruct_tree(
     batch_size: int,
     draft_token_num: int,
 ) -> None:
-    """Link the nodes of trees that are given by what each node sees (NGRAM).
+    """Link the nodes of trees that are given by the ancestors of each node (NGRAM).
 
     Args:
         tree_mask: bool, `[batch_size * draft_token_num * draft_token_num]`.
@@ -136,7 +136,7 @@ def verify_tree_greedy(
     target_predict: torch.Tensor,
     topk: int = -1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Follow each tree from its root while a child is what the target says.
+    """Follow each tree from its root while a child is the target's token.
 
     Args:
         predicts: `[num_nodes of all trees]`: at each kept node the token behind it, written in place.
@@ -197,7 +197,7 @@ def verify_tree_sampling(
         uniform_samples_for_final_sampling: A draw from `[0, 1)` for each tree's last token, `[num_trees]`.
         target_probs: The target's distribution behind each node, `[num_trees, num_nodes, vocab_size]`.
         draft_probs: Not used; the draft's tokens are taken as given.
-        threshold_single: A child whose token has this probability or more is kept whatever was drawn.
+        threshold_single: A child whose token has this probability or more is kept with any draw.
         threshold_acc: The probability of the children so far is divided by this.
         deterministic: Not used; the result depends on the draws alone.
     """

@@ -1,6 +1,6 @@
 """Replaying a trace against a server with locust, in a process of its own.
 
-`options` and `launch` are what callers use; they never import locust. `main` is the program of the process; only `main`
+Callers use `options` and `launch`, which never import locust. `main` is the program of the process; only `main`
 and `users` import locust, and with it gevent's monkey patching. Nothing here knows SGLang's Python code.
 """
 

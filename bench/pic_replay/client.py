@@ -28,7 +28,7 @@ class HttpReply(NamedTuple):
 
 @dataclass(slots=True)
 class StreamReply:
-    """What a streamed chat call gave so far; filled while it runs, so that an interrupted call keeps what it had.
+    """The streamed answer of a chat call; filled while it runs, so that an interrupted call has its first part.
 
     Clocks are `time.monotonic()` values. `first_token_at` is when the first event with output arrived: text, a tool
     call, reasoning or logprobs; where there is none (the model ended at once), the event with the finish reason.

@@ -1,4 +1,4 @@
-"""The verb `replay` of the command line: its arguments, and what it prints."""
+"""The verb `replay` of the command line: its arguments and its output."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def aiperf_rows(records: Iterable[RequestRecord]) -> Iterator[Row]:
 
 
 def _metrics(record: RequestRecord) -> Row:
-    """By AIPerf's names; what was not measured is left out."""
+    """The metrics under AIPerf's names, without those that were not measured."""
     ttft, e2e, output = record.ttft_s, record.e2e_s, record.output_tokens
     between = None if ttft is None or e2e is None or not output or output < 2 else (e2e - ttft) / (output - 1)
     values = {

@@ -23,7 +23,7 @@ from pic_replay.turns import TURN
 from sglang_pic.output import write_whole
 
 RUN_FILES = ("config.json", "environment.json", "requests.jsonl", "summary.json", "replay.log")
-"""What a replay writes into its run folder; it touches nothing else there."""
+"""The files that a replay writes into its run folder; it changes no others."""
 
 # Exit codes of the replay's process beside 0, 1 (failed requests) and 130: our own errors, and a traceback. They stay
 # clear of 1, which Python itself uses for both.
@@ -36,7 +36,7 @@ _LOG_TAIL = 15
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the replay's process reads from stdin; the descriptors are inherited."""
+    """The job that the replay's process reads from stdin; the descriptors are inherited."""
 
     options: ReplayOptions
     command: str
@@ -57,7 +57,7 @@ def run_replay(options: ReplayOptions) -> Path:
     Raises:
         OptionError: an option is not allowed, or the run folder has a run already.
         ReplayError: the replay could not start or crashed; the message has the last lines of its log.
-        KeyboardInterrupt: it was interrupted; what was done is in the run folder.
+        KeyboardInterrupt: it was interrupted; the run folder has the records so far.
     """
     (out,) = run_replays([options])
     return out
@@ -66,7 +66,7 @@ def run_replay(options: ReplayOptions) -> Path:
 def run_replays(several: Sequence[ReplayOptions]) -> list[Path]:
     """Replay as `run_replay` does, but several at once that take turns: one call of each after the other.
 
-    So whatever slows the machine slows all of them. Only the first one has a progress bar.
+    A slow phase of the machine then slows all of them. Only the first one has a progress bar.
 
     Args:
         several: with several, each of one session at a time.
@@ -104,7 +104,7 @@ def _check_end(out: Path, code: int) -> None:
 
 
 def _why_full(out: Path) -> str:
-    """What the folder's disk says; the process could not write it into its log."""
+    """The error of the folder's disk, which the process could not write into its log."""
     try:
         with tempfile.NamedTemporaryFile(dir=out) as probe:
             probe.write(bytes(1 << 16))

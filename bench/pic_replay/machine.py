@@ -1,4 +1,4 @@
-"""Facts about the machine that a run's figures depend on; what cannot be found out is None or "unknown"."""
+"""Facts about the machine that a run's figures depend on; one that cannot be read is None or "unknown"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def package_version(name: str) -> str | None:
 
 
 def command_output(command: list[str]) -> str | None:
-    """What the command prints; None where it is missing, fails or takes longer than 20 s."""
+    """The output of the command; None if it is missing, fails or takes longer than 20 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

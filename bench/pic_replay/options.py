@@ -1,4 +1,4 @@
-"""What a replay is asked to do, as one value that crosses the process boundary as JSON."""
+"""The options of a replay, as one value that is passed to its process as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FlattenTools(Enum):
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options of one replay; the command line's help says what each decides.
+    """The options of one replay; the command line's help has the meaning of each.
 
     Beyond that: `base_url` is without `/v1`; `custom_params` goes into the body's field of that name, which SGLang
     passes to plugins; `extra_body` is merged last; `api_key` is never written to the run folder.
@@ -55,7 +55,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The options themselves, if every value is allowed.
 
         Raises:
-            OptionError: names the option, its value and what is allowed.
+            OptionError: names the option, its value and the allowed values.
         """
         least = {"sessions": 1, "limit_sessions": 1, "limit_calls": 1, "max_tokens": 1, "warmup": 0, "logprobs": 0}
         for name, lowest in least.items():

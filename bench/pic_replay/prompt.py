@@ -26,7 +26,7 @@ def prompt_key(part: dict[str, JsonValue]) -> str:
 
 
 def build_body(part: dict[str, JsonValue], options: ReplayOptions, info: ServerInfo) -> dict[str, JsonValue]:
-    """The whole request body: greedy, streamed, with usage, and with what SGLang reports beyond OpenAI's fields."""
+    """The whole request body: greedy, streamed, with usage, and with the fields that SGLang has beyond OpenAI's."""
     body: dict[str, JsonValue] = {
         "model": info.model,
         **part,

@@ -1,4 +1,4 @@
-"""What a replay leaves behind: one record a request (`requests.jsonl`), and their summary (`summary.json`)."""
+"""The results of a replay: one record a request (`requests.jsonl`), and their summary (`summary.json`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Args:
         call: index of the call in its session.
-        prompt_key: hash of what shapes the prompt (messages, tools): equal in two arms that saw the same prompt.
+        prompt_key: hash of the messages and tools: equal in two arms that were sent the same prompt.
         reason: why a request was skipped.
         cached_tokens: prefix and chunk hits together; `cached_tokens_details` is the server's own split.
         computed_tokens: prompt tokens that are neither a prefix hit nor a chunk hit.

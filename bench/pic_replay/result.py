@@ -12,7 +12,7 @@ from pic_replay.records import RequestRecord, Status
 
 
 class Asked(NamedTuple):
-    """What is known of a request before it is sent."""
+    """The fields of a record that are known before the request is sent."""
 
     session_id: str
     call: int

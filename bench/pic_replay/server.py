@@ -1,4 +1,4 @@
-"""Asks the server before a replay starts: model, context length, kind, and what its chat template can show."""
+"""Asks the server before a replay starts for its model, context length, kind, and the fields its template reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def ask_server(endpoint: Endpoint, base_url: str, model: str | None) -> ServerInfo:
-    """Ask the server what it is.
+    """Ask the server for its model, context length and kind.
 
     Raises:
         ReplayError: nobody answers at `base_url`, or the answer is no OpenAI-compatible server's.

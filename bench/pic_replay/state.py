@@ -29,7 +29,7 @@ _GONE_AFTER = 3
 
 
 Turn = Callable[[], AbstractContextManager[float | None]]
-"""What surrounds a call; it may give the moment from which the call counts as scheduled."""
+"""The context in which a call is sent; it may give the time from which the call counts as scheduled."""
 
 
 class Target(NamedTuple):
@@ -54,7 +54,7 @@ class Replay:
 
     Args:
         target: the server.
-        sessions: what to replay.
+        sessions: the sessions to replay.
         records_file: gets a line per request.
         progress_file: gets the progress bar.
         turn: surrounds each call.
@@ -131,7 +131,7 @@ class Replay:
             self._on_end()
 
     def perform(self, call: Call, *, scheduled_at: float) -> None:
-        """Send one call, wait for its end and keep its record; whatever ends the wait, the record is written."""
+        """Send one call, wait for its end and write its record, also after an error or an interrupt."""
         with self._turn() as came_at:
             self._perform(call, scheduled_at if came_at is None else came_at)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 TURN: Final = b"."
-"""What is passed along the ring."""
+"""The byte that is passed along the ring."""
 
 
 class Turns:

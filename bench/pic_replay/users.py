@@ -39,7 +39,7 @@ class SessionUser(User):
 
 
 def run_users(replay: Replay, num_users: int) -> None:
-    """Run users until every session has ended or the replay is stopped; cuts off what is still running then.
+    """Run users until every session has ended or the replay is stopped; calls that still run then are cut off.
 
     An exception thrown into the caller (Ctrl-C) cuts the users off too, and passes through.
     """

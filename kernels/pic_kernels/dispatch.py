@@ -1,4 +1,4 @@
-"""The move that both ops share: some rows turned, others copied along. Chooses its implementation."""
+"""The move that both ops share: keys or latent rows are rotated, values copied. Chooses its implementation."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def move_rows(
     """Check the operands, then `row[dst] = row[src]` in every layer, one part of the `turned` rows rotated.
 
     Args:
-        turned: keys or latent rows, whose dimensions `[offset, offset + rotary_dim)` turn.
+        turned: keys or latent rows, whose dimensions `[offset, offset + rotary_dim)` are rotated.
         copied: values, of as many layers and slots; None where there are none.
         src: see `splice_mha`, as `dst`, `shifts` and `rope`.
         offset: first dimension of the rotary part.
-        source: what `src` names rows of, if not these buffers themselves.
+        source: the buffers that `src` indexes, if not `turned` and `copied` themselves.
     """
     check_indices(src, dst, shifts, turned.device)
     check_rope(rope, offset, turned[0].shape[2], turned.device)

@@ -37,7 +37,7 @@ def move_rows(
         bits = buffer.view(_BITS[buffer.element_size()])
         rows = held.view(bits.dtype).index_select(0, src)
         part = rows.narrow(2, offset, rope.rotary_dim)
-        result = _turn(part.view(buffer.dtype).to(torch.float32), cos, sin, rope)
+        result = _rotate_pairs(part.view(buffer.dtype).to(torch.float32), cos, sin, rope)
         if buffer.dtype == torch.float8_e4m3fn:
             limit = torch.finfo(buffer.dtype).max
             result.clamp_(-limit, limit)
@@ -46,12 +46,12 @@ def move_rows(
         bits.index_copy_(0, dst, rows)
 
 
-def _turn(wide: Tensor, cos: Tensor, sin: Tensor, rope: RopeParams) -> Tensor:
-    """`wide` `[n, heads, rotary_dim]` float32, turned; a new contiguous tensor."""
-    out = torch.empty_like(wide, memory_format=torch.contiguous_format)
+def _rotate_pairs(rows32: Tensor, cos: Tensor, sin: Tensor, rope: RopeParams) -> Tensor:
+    """`rows32` `[n, heads, rotary_dim]` float32, rotated, as a new contiguous tensor."""
+    out = torch.empty_like(rows32, memory_format=torch.contiguous_format)
     half = rope.rotary_dim // 2
     first, second = (slice(half), slice(half, None)) if rope.is_neox_style else (slice(0, None, 2), slice(1, None, 2))
-    a, b = wide[..., first], wide[..., second]
+    a, b = rows32[..., first], rows32[..., second]
     torch.mul(a, cos, out=out[..., first]).addcmul_(b, sin, value=-1)
     torch.mul(b, cos, out=out[..., second]).addcmul_(a, sin)
     return out

@@ -1,4 +1,4 @@
-"""Pages of index keys: what a sparse-attention indexer (DeepSeek-V3.2, GLM-5) keeps of each token to score it by.
+"""Pages of index keys: a sparse-attention indexer (DeepSeek-V3.2, GLM-5) scores tokens by these.
 
     page of 64 tokens     | 64 x 128 FP8 | 64 x float32 |
                             keys           one scale for each key

@@ -31,7 +31,7 @@ class LayerBuffers(tuple[Tensor, ...]):
             ValueError: no buffer, one that is not contiguous, or buffers that differ.
         """
         check_buffers(name, buffers)
-        # Aliases of our own: `set_` on the caller's tensors leaves them where they are.
+        # Aliases: `set_` on the caller's tensors leaves them where they are.
         return super().__new__(cls, (buffer.detach() for buffer in buffers))
 
     @classmethod

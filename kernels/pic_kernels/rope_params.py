@@ -19,7 +19,7 @@ class RopeParams:
     Attributes:
         inv_freq: `[rotary_dim / 2]`, radians per position after all scaling; float32 as models compute it, or
             float64 where a scaling is only exact there.
-        rotary_dim: number of leading dimensions of the rotary part that turn; even.
+        rotary_dim: number of leading dimensions of the rotary part that are rotated; even.
         is_neox_style: True pairs dimension `i` with `i + rotary_dim / 2`; False pairs `2 i` with `2 i + 1`.
         turns: `[rotary_dim / 2]` int64, derived: turns per position, modulo one, in units of 2^-64. A shift times
             this, in integers that wrap, is the angle modulo one turn, as exact as the float64 frequency is.
@@ -54,7 +54,7 @@ class RopeParams:
         Angles are formed in float64: a float32 product loses 4e-3 rad at 131,072 positions.
 
         Args:
-            shifts: `[n]`, any integer dtype, on the device of `inv_freq`; negative shifts turn back.
+            shifts: `[n]`, any integer dtype, on the device of `inv_freq`; negative shifts rotate back.
 
         Returns:
             Two float32 tensors `[n, rotary_dim / 2]`.

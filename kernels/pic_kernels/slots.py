@@ -30,7 +30,7 @@ def guard_slots(src: Tensor, dst: Tensor, num_slots: int, num_sources: int | Non
 def assert_slots(src: Tensor, dst: Tensor, num_slots: int, num_sources: int | None = None) -> None:
     """`check_slots` queued on the current stream before the splice: a few small kernels, no wait.
 
-    A broken promise stops the device before a row is written: the splice never runs, and the process finds a
+    A slot outside the contract stops the device before a row is written: the splice never runs, and the process finds a
     device-side assertion at its next synchronisation. For debugging; on a CPU it raises at once.
 
     Raises:
@@ -53,7 +53,7 @@ def assert_slots(src: Tensor, dst: Tensor, num_slots: int, num_sources: int | No
 def check_slots(src: Tensor, dst: Tensor, num_slots: int, num_sources: int | None = None) -> None:
     """Slots exist, no target is written twice and none is also a source. Cost O(n + num_slots); CPU tensors.
 
-    With `num_sources` the rows of `src` are so many others, which no target can be.
+    With `num_sources`, `src` indexes another buffer of so many slots, which `dst` cannot overlap.
 
     Raises:
         ValueError: a slot is outside `[0, num_slots)`, repeated in `dst`, or in both `src` and `dst`.

@@ -1,4 +1,4 @@
-"""Splice of index keys: each key turned by a shift and quantised with a scale of its own.
+"""Splice of index keys: each key is rotated by a shift and quantised with a scale of its own.
 
 For every layer and token `i`, with `R(s)` the rotation of the first `rotary_dim` dimensions by `s` positions and `H`
 the Hadamard transform, or nothing where the model has none:
@@ -34,7 +34,7 @@ def splice_index(
     is_mixed: bool,
     source: LayerBuffers | None = None,
 ) -> None:
-    """Copy index keys between slots, turned by each token's shift; in place.
+    """Copy index keys between slots, rotated by each token's shift; in place.
 
     Float32 arithmetic, each number rounded once; with shift 0 key and scale are copied bit for bit. Slots are checked
     on a CPU and the caller's promise on a device. Where the fused kernel does not run it is plain torch, which waits
@@ -75,7 +75,7 @@ def splice_index(
 
 
 def check_pages(pages: LayerBuffers, rope: RopeParams) -> None:
-    """Pages are what `index_pages` says, and the rotation is one of their keys.
+    """Check that pages have the layout of `index_pages`, and that the rotation fits their keys.
 
     Raises:
         TypeError: pages are not FP8.

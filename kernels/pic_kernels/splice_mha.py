@@ -27,7 +27,7 @@ def splice_mha(
     *,
     source: Source | None = None,
 ) -> None:
-    """Copy KV rows between slots of a pool, keys turned by each token's shift; in place, all layers.
+    """Copy KV rows between slots of a pool, keys rotated by each token's shift; in place, all layers.
 
     Float32 arithmetic, every key rounded once; values and tokens with shift 0 are copied bit for bit. Bytes
     outside the rows `dst` are not touched. FP8 (e4m3) keys need no scale: a per-tensor scale cancels, and values

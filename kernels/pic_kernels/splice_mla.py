@@ -1,4 +1,4 @@
-"""Splice of multi-head latent attention's KV: the latent is copied, its rotary slice turned.
+"""Splice of multi-head latent attention's KV: the latent is copied, its rotary slice rotated.
 
 For every layer and token `i`, with `R(s)` the rotation by `s` positions and `o` the rotary offset:
 
@@ -27,7 +27,7 @@ def splice_mla(
     rope_offset: int,
     source: Source | None = None,
 ) -> None:
-    """Copy latent rows between slots of a pool, the rotary slice turned by each token's shift; in place.
+    """Copy latent rows between slots of a pool, the rotary slice rotated by each token's shift; in place.
 
     The promises are those of `splice_mha`: float32 arithmetic, one rounding, shift 0 and everything beside the
     rotary slice bit for bit, slots checked on a CPU and the caller's promise on a device.

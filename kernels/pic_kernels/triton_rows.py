@@ -1,7 +1,7 @@
-"""The device functions of the fused kernel: rows copied in words, rotary pairs turned by a shift. Imports triton.
+"""The device functions of the fused kernel: rows copied in words, rotary pairs rotated by a shift. Imports triton.
 
 Work is cut into *units*: the bytes that one thread reads at once from one layer, 16 wherever the row divides into them.
-Units are numbered through all tokens, heads and words of a part, so that a block is full whatever the width of a row:
+Units are numbered through all tokens, heads and words of a part, so that a block is full for rows of any width:
 24 units of SmolLM2's 384 bytes leave no lane idle, where a tile of whole rows would idle a quarter of them. A program
 moves one block of units in several layers, and forms slots and angle of a token once for all of them.
 
@@ -33,7 +33,7 @@ IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)
 LAYER_BLOCK: Final = 4
 """Layers per program."""
 ROTARY_BLOCK: Final = 128
-"""Units per program that turns pairs."""
+"""Units per program that rotates pairs."""
 COPY_BLOCK: Final = 256
 """Units per program that copies."""
 LAUNCH_OPTIONS: Final = {"num_warps": 4, "enable_fp_fusion": True}
@@ -135,7 +135,7 @@ def rotate_units(
     BLOCK_U: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    """Move block `block` (int64) of the rotary parts, in the layers of this program, turned by the tokens' shifts.
+    """Move block `block` (int64) of the rotary parts, in the layers of this program, rotated by the tokens' shifts.
 
     Elements are addressed in words: an element of either half for NeoX pairs, a whole pair for interleaved ones.
     """
@@ -192,7 +192,7 @@ def _locate(block, num_tokens, UNITS: tl.constexpr, BLOCK_U: tl.constexpr):
 
 @triton.jit
 def _layer_rows(tables, num_layers, token, num_tokens, WORD: tl.constexpr, BLOCK_L: tl.constexpr):
-    """For each layer of this program its source, its buffer, and the mask `[BLOCK_U, 1]` of what is to be moved in it.
+    """For each layer of this program its source, its buffer, and the mask `[BLOCK_U, 1]` of the units to move in it.
 
     All addresses are read before the first row, and all rows before the first is written: the compiler cannot know that
     no buffer overlaps another or the table, so it keeps the order, and loads would wait for one another.
@@ -230,7 +230,7 @@ def cos_sin(shift, turns):
 
 @triton.jit
 def widen(bits, kind: tl.constexpr):
-    """The float32 value of what `bits` encode."""
+    """The float32 value that `bits` encode."""
     return bits.to(kind, bitcast=True).to(tl.float32)
 
 

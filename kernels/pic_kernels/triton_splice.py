@@ -1,8 +1,8 @@
-"""Both splices as one Triton launch over all layers: rotary parts turned, everything else copied.
+"""Both splices as one Triton launch over all layers: rotary parts are rotated, everything else is copied.
 
     row[dst[i]] = row[src[i]]        row[dst[i]][o : o + rotary_dim] = R(shifts[i]) row[src[i]][o : o + rotary_dim]
 
-Keys and latent rows are turned; values, where a pool has them, are copied along. The caller has checked the operands
+Keys and latent rows are rotated; values, where a pool has them, are copied. The caller has checked the operands
 and asked `coverage`. Imports triton.
 """
 

@@ -19,8 +19,7 @@ from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 from sglang_pic.adapter import server_info, support
 from sglang_pic.adapter.features import disaggregation, dp_attention, images, prefix_only, tenants
 from sglang_pic.adapter.features import pins as pin_metrics
-from sglang_pic.adapter.features.audit import audit_metrics
-from sglang_pic.adapter.features.audit import moments as audit_moments
+from sglang_pic.adapter.features.audit import audit_hooks, audit_metrics
 from sglang_pic.adapter.features.audit.audit import Audit
 from sglang_pic.adapter.features.drafts.draft import Draft, read_drafts
 from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost, is_stored_whole
@@ -136,7 +135,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     # NOTE: these hooks share targets. SGLang wraps a target only once, so register them all before `apply_hooks`.
     receive.install(cache, config.core, cache.planning.modes)
     if audit is not None:
-        audit_moments.install(audit)
+        audit_hooks.install(audit)
     if mode == "prefill":
         disaggregation.install_sender()
     apply_hooks()
@@ -398,7 +397,7 @@ def _checked_path(
     drafts = read_drafts(ctx, splicer)
     path = ForwardPath(
         splicer,
-        [] if audit is None else [audit_moments.FirstTokens(audit)],
+        [] if audit is None else [audit_hooks.FirstTokens(audit)],
         draft_splicers=[draft.splicer for draft in drafts],
         series=Series(forward.METRICS, labels),
     )
@@ -437,8 +436,10 @@ def _check_rows(
     )
     if view.index_dtype is not None:
         logger.info("sglang_pic: moved index keys differ from computed ones by a relative L2 of %.1e", rows.index_keys)
-    if rows.still_layers:
-        logger.info("sglang_pic: %d layers use no positions; their keys are moved as they are", len(rows.still_layers))
+    if rows.unrotated_layers:
+        logger.info(
+            "sglang_pic: %d layers use no positions; their keys are moved as they are", len(rows.unrotated_layers)
+        )
     if rows.noisy_layers:
         # Only the operator's own prompts can say whether that matters: the self-test measures answers.
         logger.warning(

@@ -1,4 +1,4 @@
-"""What a census's calls would hit on a hybrid model, with the states that SGLang keeps and with checkpoints."""
+"""Counts the prefix hits of a census's calls on a hybrid model, with SGLang's states and with checkpoints."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pic_traces.encode.encoded import EncodedCall, Tokens
 from sglang_pic.core import Context, Span
 
 EXPECTED_LEN = 4096
-"""Most tokens of `Outcome.expected`: enough to show a break and to measure what was inserted or removed."""
+"""Most tokens of `Outcome.expected`: enough to show a break and to measure an insertion or a removal."""
 
 
 class CallRef(NamedTuple):

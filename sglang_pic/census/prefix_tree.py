@@ -88,7 +88,7 @@ class PrefixTree:
     def _split(self, node: Node, position: int) -> None:
         lower = self._trie.split(node, position)
         self._note(lower, appender=self._appender[node.serial])
-        # No path ends inside a node: whatever went through the upper part went on into the lower one. The upper part
+        # No path ends inside a node: all paths through the upper part continue in the lower one. The upper part
         # belongs to the path that splits it, and is marked by it.
         self._latest[lower.serial] = self._latest[node.serial]
         self._onward[lower.serial] = self._onward[node.serial]

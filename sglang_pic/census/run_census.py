@@ -1,4 +1,4 @@
-"""The verb `census`: its arguments, and what it prints."""
+"""The verb `census`: its arguments and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's `config.json` says about states, as SGLang 0.5.23 reads it: nothing else of the model is needed."""
+"""Reads the rules for states from a model's `config.json`, as SGLang 0.5.23 does; no other file of it is needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ModelStates(msgspec.Struct, frozen=True, kw_only=True):
     """A model's part of `StateRules`; the defaults are those of linear attention."""
 
     strategy: Strategy = Strategy.EXTRA_BUFFER
-    """What SGLang's `auto` chooses unless overlap is off and pages are 1."""
+    """The choice of SGLang's `auto`, unless overlap is off and pages are 1."""
     mamba_chunk_size: int = 64
 
 

@@ -1,4 +1,4 @@
-"""What prefixes a hybrid model's server can serve: SGLang's rules for checkpoints of recurrent state, replayed.
+"""Counts the prefixes that a hybrid model's server can serve, by SGLang's rules for checkpoints of recurrent state.
 
 Layers with recurrent state (state-space or linear attention) keep one state of a prompt, and no row for each token. A
 request goes on from the deepest *state* on its path, however far the rows of the attention layers reach. The rules are
@@ -29,7 +29,7 @@ class Strategy(Enum):
 
 
 class StateRules(NamedTuple):
-    """What decides where a server keeps states; all lengths are tokens, pages have one."""
+    """Where a server keeps states; lengths in tokens, pages of one token."""
 
     strategy: Strategy = Strategy.EXTRA_BUFFER
     chunked_prefill_size: int = 8192
@@ -50,7 +50,7 @@ class StateRules(NamedTuple):
 
 
 class StateHit(NamedTuple):
-    """What a server had of one prompt, in tokens."""
+    """The cached part of one prompt, in tokens."""
 
     state_len: int
     """The deepest state: the request is computed from here on."""

@@ -98,6 +98,6 @@ def _union_len(starts: npt.NDArray[np.int64], floor: int, size: int) -> int:
     if not len(starts):
         return 0
     ends = starts + size
-    # Each window adds what the one before it has not reached.
+    # Each window adds the tokens that the window before it lacks.
     reached = np.maximum(np.concatenate([[floor], ends[:-1]]), floor)
     return int(np.maximum(ends - np.maximum(starts, reached), 0).sum())

@@ -96,7 +96,7 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     found = {word: _outside(at, own) for word, at in places_of.items()}
     is_few = len(places) <= _FEW_FIELDS
     named = [
-        _mentions(each, found, behind, lexicon, is_few and _is_said_otherwise(field, each, found, tokens, lexicon))
+        _mentions(each, found, behind, lexicon, is_few and _may_follow_unnamed(field, each, found, tokens, lexicon))
         for field, each in zip(fields, names, strict=True)
     ]
     concluded = find_conclusions(named, behind, lexicon)
@@ -137,7 +137,7 @@ def _mentions(
     )
 
 
-def _is_said_otherwise(
+def _may_follow_unnamed(
     field: Difference, names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon
 ) -> bool:
     """Whether later text may depend on the value in other words: both values are a word or two that no text names.

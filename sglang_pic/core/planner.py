@@ -25,8 +25,8 @@ from sglang_pic.core.path import Path, PlanPaths
 from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.row_source import RowSource
+from sglang_pic.core.run_limits import keep_spans_whole, limit_gaps, limit_runs, repair_seams
 from sglang_pic.core.spans import Span, merge_spans
-from sglang_pic.core.surplus import hold_whole, limit_gaps, limit_runs, repair_seams
 from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
 
@@ -432,7 +432,7 @@ class Planner:
         limits, whole = self._limits, self._options.whole
         if not whole:
             return runs
-        while (held := hold_whole(runs, whole, limits.min_spliced)) != runs:
+        while (held := keep_spans_whole(runs, whole, limits.min_spliced)) != runs:
             repaired = repair_seams(held, runs, limits.seam, limits.min_spliced, self._paths)
             self._dropped[DropReason.BELOW_MIN_RUN] += len(runs) - len(repaired)
             runs = repaired

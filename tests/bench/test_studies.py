@@ -13,13 +13,13 @@ import msgspec
 import pytest
 from pic_bench.core import CoreResult
 from pic_bench.environment import capture_environment
-from pic_bench.frame import Finding, Study, at_least
 from pic_bench.report.markdown import Table
 from pic_bench.report.study import RESULTS
 from pic_bench.soak.__main__ import Control, Soak
 from pic_bench.soak.client import TOLERANCE, difference
 from pic_bench.soak.load import Fault, requests, sessions
-from pic_bench.soak.patient import Memory
+from pic_bench.soak.watched_server import Memory
+from pic_bench.study_command import Finding, Study, at_least
 from pic_traces.encode import load_encoder
 
 from sglang_pic.errors import BenchError

@@ -205,9 +205,9 @@ def test_calls_behind_changed_fields_have_a_test_of_their_own(loss: float, numbe
     needed = judge.needed("careful")
     if number == 60:
         assert (needed is None) == (loss > 0.01)
-    assert not judge.is_told("exact", may_fail=False)
+    assert not judge.is_decided("exact", may_fail=False)
     judge.probes = probes[:60]
-    assert not judge.is_told("careful", may_fail=False), "those behind changed fields are to come"
+    assert not judge.is_decided("careful", may_fail=False), "those behind changed fields are to come"
 
 
 @pytest.mark.parametrize("flipped", [1.0, 1e-3])

@@ -35,7 +35,7 @@ def test_nothing_leaks_under_pressure(client: Client) -> None:
     grown = client.grown(before)
     assert grown["tokens:chunk"] > 0
     assert sum(grown[f"tokens:{source}"] for source in ("prefix", "chunk", "computed")) == grown["prompt_tokens"]
-    # An idle server has looked at its books: a leak would have ended it. A flush needs every lock back.
+    # An idle server has accounted for its slots: a leak would have ended it. A flush needs every lock back.
     client.flush()
     assert client.generate(prompts[0]).cached_tokens == 0
     if "audit" in client.internal_state():

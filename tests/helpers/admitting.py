@@ -40,7 +40,7 @@ class Cache:
         self.features = Features([self.feature])
         self.refused: Fallback | None = None
         self.cost = None
-        self.max_sequences, self.max_keys, self.place_waits = max_sequences, max_keys, False
+        self.max_sequences, self.max_keys, self.next_batch_is_whole = max_sequences, max_keys, False
         self.max_extend = max_extend
         self.num_locked = self.num_locked_elsewhere = 0
         self.asked: list[tuple[int, int, int]] = []

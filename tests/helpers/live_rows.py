@@ -8,7 +8,7 @@ import torch
 from pic_kernels.numerics import relative_l2
 
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
-from sglang_pic.adapter.serve.forward import ForwardPath, hand_over
+from sglang_pic.adapter.serve.forward import ForwardPath, attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.runtime.checks.gap_rows import read_rows
@@ -48,7 +48,7 @@ class Bench:
         pending = PendingSplice.on_device(planned, [source[start:end] for start, end in runs])
         batch = self._batch(given, self.written, 0)
         layout = build_gap_batch([pending], [0], [NUM_TOKENS], [NUM_TOKENS], [self.row], self.view.device)
-        hand_over(batch, layout)
+        attach_gap_batch(batch, layout)
         return self._forward(batch)
 
     def measure(self, runs: tuple[tuple[int, int], ...], *, shift: int) -> dict[str, float]:

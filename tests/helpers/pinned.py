@@ -40,7 +40,7 @@ class Server:
         index = ContentIndex(names=RowNames(page_size, lookahead))
         self.pins = Pins(index, max_pinned, self.series, now=lambda: self.clock)
         self.refusal: Fallback | None = None
-        nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, place_waits=False)
+        nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, next_batch_is_whole=False)
         ours: dict[str, Any] = {"planning": nothing, "features": Features([self.pins]), "publication": nothing}
         self.tree = make_tree(self.allocator, is_eagle=bool(lookahead), **ours)
         self.running: list[tuple[Any, Any]] = []

@@ -1,1 +1,1 @@
-"""The companion: one page that shows on released records what is spliced, and what is given up for it."""
+"""The companion: one page that shows on released records the spliced spans, and the loss."""

@@ -38,7 +38,7 @@ JINJA.filters["by_setting"] = lambda found: [
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a setting. What was not measured is None."""
+    """One value of a setting; None if it was not measured."""
 
     label: str
     n: int
@@ -53,9 +53,9 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """One set of prompts under every value.
 
     Args:
-        of: what the spliced share is of.
-        measure: what the loss is, in nats.
-        unit: what `n` counts.
+        of: the whole of the spliced share.
+        measure: the measure of the loss, in nats.
+        unit: the unit that `n` counts.
     """
 
     title: str
@@ -74,7 +74,7 @@ class Dial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Payload(msgspec.Struct, frozen=True, rename="camel"):
-    """What the page's script reads. Texts are numbers in `texts`."""
+    """The data that the page's script reads. Texts are indices into `texts`."""
 
     scenes: list[Scene]
     dials: list[Dial]

@@ -1,4 +1,4 @@
-"""The demo's recorded calls: what each server had cached of a prompt, and where it lay."""
+"""The demo's recorded calls: the cached tokens of a prompt on each server, and their positions."""
 
 from __future__ import annotations
 

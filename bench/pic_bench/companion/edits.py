@@ -1,4 +1,4 @@
-"""The changed-field experiment: its prompts, what each policy splices of them, and what was answered."""
+"""The changed-field experiment: its prompts, the spans that each policy splices, and the answers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Segment(Row, frozen=True, kw_only=True):
 
     text: int
     old: int | None = None
-    """Where the prompts differ: what stood here in the old one."""
+    """Where the prompts differ: the text here in the old one."""
     in_place: bool = False
     notes: bool = False
 
 
 class Outcome(Row, frozen=True, kw_only=True):
-    """What was measured under one policy; of the two full prefills only what they said."""
+    """The measurements under one policy; of the two full prefills only their answers."""
 
     said: str
     """The likeliest first token."""
@@ -102,7 +102,7 @@ def read_edits(tokenizer: Path, texts: SnippetPool) -> Edits:
 
 
 class _Plans:
-    """What a server splices of a prompt behind another one."""
+    """The spans that a server splices in a prompt after another one."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._delimiters = encoder.delimiters
@@ -141,13 +141,13 @@ def _prompt(case: Case, arms: Sequence[dict[str, Probe]], text: ModelText, plans
 
 
 def _outcomes(arms: dict[str, Probe]) -> dict[str, Outcome]:
-    is_told = not arms["full"].uses_no_field(arms["stale"])
+    reads_field = not arms["full"].uses_no_field(arms["stale"])
     return {
         name: Outcome(
             said=(probe.text or "").rpartition(_SAID)[2].strip(),
             spliced=probe.chunk_hit_tokens,
             kl=probe.kl,
-            recovery=recovered(probe, arms["full"], arms["stale"]) if is_told else None,
+            recovery=recovered(probe, arms["full"], arms["stale"]) if reads_field else None,
         )
         for name, probe in arms.items()
     }

@@ -21,7 +21,7 @@ PIC_FLAGS = ("--radix-cache-backend", "pic")
 PLUGIN_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
 PIC_PLUGIN = "pic"
 NAME = "{arm}"
-"""In a server's flag, the arm's name: what one arm stores, another does not find."""
+"""In a server's flag, the arm's name: an arm does not find another arm's rows."""
 NO_PLUGIN = "none"  # SGLang reads an empty list as "all"; no plugin has this name
 
 

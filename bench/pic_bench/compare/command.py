@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pic_traces.source import TRACE_HELP
 
-from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
 from pic_bench.server_flags import server_flags
+from pic_bench.study_command import OPTIONS, add_options, interrupt_on_sigterm
 from sglang_pic.adapter.doctor.model_folder import check_model
 from sglang_pic.arguments import collect_after_dashes
 from sglang_pic.errors import ConfigError

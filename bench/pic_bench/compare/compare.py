@@ -33,7 +33,7 @@ Replay = Callable[[Sequence[ReplayOptions]], object]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to compare: the traces (scenes), all of them for one model, on every arm."""
+    """The traces (scenes) to compare, all for one model, on every arm."""
 
     scenes: list[Scene]
     arms: list[Arm]
@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_compare(settings: Settings, *, replay: Replay = run_replays) -> list[Run]:
-    """Run every arm, write the folder, and return what it says of every scene.
+    """Run every arm, write the folder, and return its summary of every scene.
 
     Args:
         replay: replays a trace on servers that take turns, and writes the records of each.
@@ -56,7 +56,7 @@ def run_compare(settings: Settings, *, replay: Replay = run_replays) -> list[Run
         ReplayError: a replay could not start or crashed.
         OptionError: an option of the replay is not allowed.
     """
-    # What cannot be replayed must not cost the start of a server.
+    # A trace that cannot be replayed must not cost the start of a server.
     for scene in settings.scenes:
         for arm in settings.arms:
             _replay_options(settings, scene, arm, "http://127.0.0.1:1").check()
@@ -100,7 +100,7 @@ def _say(settings: Settings, arm: Arm, message: str) -> None:
 
 
 def _run_arms(settings: Settings, arms: Sequence[Arm], replay: Replay) -> list[dict[str, ArmSummary]]:
-    """A server for each arm, which all run at once and serve every scene; returns what each made of each scene."""
+    """A server for each arm, which all run at once and serve every scene; returns each arm's result of each scene."""
     scenes = list[dict[str, ArmSummary]]()
     with ExitStack() as stack:
         servers, states = dict[str, Server](), dict[str, str]()
@@ -136,7 +136,7 @@ def _replay_scene(
 
 
 def _summarize(scene: Scene, arm: Arm, server: Server, counted: dict[str, float]) -> ArmSummary:
-    """What an arm made of a scene; `counted` are the server's counters, before and afterwards."""
+    """Result of one arm on one scene; `counted` are the server's counters, before and after it."""
     folder = arm_folder(scene.folder, arm.name)
     try:
         metrics = server.get("/metrics")

@@ -99,7 +99,7 @@ def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, a
 
 
 def compare_all(measured: Measured, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
-    """What was measured, with the arms compared by the records of each."""
+    """The measurements, with the arms compared by their records."""
     kinds = {name: arm.kind for name, arm in measured.arms.items()}
     base = next((name for name, kind in kinds.items() if kind.is_stock), next(iter(kinds)))
     others = [name for name in kinds if name != base]

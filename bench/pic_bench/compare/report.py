@@ -49,7 +49,7 @@ def write_all(folder: Path) -> list[Run]:
 
 
 def headline(folder: Path) -> str:
-    """What the report of a comparison says first, as a person reads it in a terminal."""
+    """The first lines of a comparison's report, for a terminal."""
     runs = load_scenes(folder)
     if runs:
         return _closing_lines(runs)
@@ -119,7 +119,7 @@ def _around(text: str, same: int) -> tuple[str, str]:
 
 
 def _closing_lines(runs: Mapping[str, Run]) -> str:
-    """The terminal's last lines but the path of the report: what every scene saves, and how many answers agree."""
+    """The last lines for a terminal: the tokens that every scene saves, and the share of equal answers."""
     table = _by_scene("closing", [run.summary for run in runs.values()])
     rows = [table.header, *table.rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

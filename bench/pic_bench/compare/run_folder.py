@@ -28,7 +28,7 @@ COMPARISON = RunKind("compare", "comparison", (CONFIG, ENVIRONMENT, "summary.jso
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """config.json: what was asked for. Its `kind` marks the folder as an earlier comparison."""
+    """config.json: the settings of the comparison. Its `kind` marks the folder as an earlier comparison."""
 
     schema_version: int = 1
     kind: str = COMPARISON.kind

@@ -188,7 +188,7 @@ class Server:
         self.check_alive()
 
     def stop(self) -> None:
-        """SIGTERM to the server, then SIGKILL to what is left of its group and descendants. Safe to call twice."""
+        """SIGTERM to the server, then SIGKILL to the rest of its group and descendants. Safe to call twice."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -284,7 +284,7 @@ class Server:
                     self._family.add(process)
 
     def _kill_rest(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-        """Kill what is left of the group and of the descendants; returns what is alive even then."""
+        """Kill the rest of the group and of the descendants; returns those still alive."""
         self._remember_family(process.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

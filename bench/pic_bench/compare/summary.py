@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class ArmKind(Enum):
-    """What an arm's server and requests are."""
+    """The server and the requests of an arm."""
 
     STOCK = "stock"
     STOCK_AGAIN = "stock-again"
@@ -57,7 +57,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What calls that two arms answered say of the compared arm, beside the baseline."""
+    """The compared arm against the baseline, over calls that both answered."""
 
     requests: int
     baseline_ttft_p50_s: float | None
@@ -87,7 +87,7 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Paired(Figures, frozen=True, kw_only=True):
-    """What two arms say about the same requests; only pairs in which both succeeded count."""
+    """Two arms on the same requests; only pairs in which both succeeded count."""
 
     baseline: str
     arm: str
@@ -110,7 +110,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model's folder or hub name, with what its config.json says where it is a folder."""
+    """The model's folder or hub name, for a folder with the facts of its config.json."""
 
     path: str
     name: str
@@ -125,7 +125,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in summary.json before arms are compared. A report compares them anew, so it reads no more of it."""
+    """The part of summary.json that is known before arms are compared; a report reads only this and compares anew."""
 
     schema_version: int = SCHEMA_VERSION
     trace: Trace
@@ -146,7 +146,7 @@ class Summary(Measured, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def floor(self) -> Paired | None:
-        """Stock against a second stock run: what differs with no change at all."""
+        """Stock against a second stock run: the differences without any change."""
         return next((pair for pair in self.comparisons if pair.arm == self.noise_floor), None)
 
 
@@ -168,7 +168,7 @@ _FACTS = {
 
 
 def model_facts(path: str) -> Model:
-    """What the model's folder says about it; only the name for a hub model or a folder without config.json."""
+    """The facts of the model's folder; only the name for a hub model or a folder without config.json."""
     folder = Path(path)
     name = folder.resolve().name if folder.exists() else path
     try:

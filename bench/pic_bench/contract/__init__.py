@@ -1,1 +1,1 @@
-"""For whoever ports the plugin to another version of SGLang: what it lacks, and the digests of what was tested."""
+"""For a port of the plugin to another version of SGLang: its differences, and the digests of the tested functions."""

@@ -35,7 +35,7 @@ _WITH_HTTP: Final = "servers with an HTTP server"
 
 
 class State(Enum):
-    """What became of a symbol, the worst last."""
+    """The state of a symbol in the other version, the worst last."""
 
     FOUND = "found"
     UNTESTED = "untested body"
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     path: str
     state: State
     detail: str
-    """What differs in its signature or its words; for a symbol that moved, where it is."""
+    """The difference in its signature or source; for a symbol that moved, its place."""
     needed_by: str
     """The servers that need it."""
 
@@ -74,7 +74,8 @@ class OtherSGLang(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what differs, by the servers that need it, and what would start; 0 if a server without features would."""
+    """Print the differences, by the servers that need them, and the servers that would start; 0 if one without features
+    would."""
     parser = argparse.ArgumentParser(
         prog="python -m pic_bench.contract.other_sglang", description="Checks the contract against another SGLang."
     )

@@ -28,7 +28,7 @@ _HEADER: Final = """\
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the digests of what a server with the installed SGLang relies on."""
+    """Write the digests of the functions of the installed SGLang that a server relies on."""
     parser = argparse.ArgumentParser(prog="python -m pic_bench.contract.write_bodies", description=__doc__)
     parser.parse_args(argv)
     check_contract()

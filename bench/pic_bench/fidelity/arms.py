@@ -68,7 +68,7 @@ def parse_policy(text: str) -> Arm:
     Settings that are left out stay the server's.
 
     Raises:
-        ConfigError: naming the part, what is allowed and what to do.
+        ConfigError: naming the part, the allowed values and the remedy.
     """
     name, _, settings = text.partition("=")
     if not _NAME.fullmatch(name) or name in _TAKEN:

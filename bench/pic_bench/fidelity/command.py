@@ -11,8 +11,8 @@ import msgspec
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, parse_policy
 from pic_bench.fidelity.config import QUICK_SIZES, Amounts, Config
 from pic_bench.fidelity.record import Experiment, TemplateSet
-from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
 from pic_bench.server_flags import server_flags
+from pic_bench.study_command import OPTIONS, add_options, interrupt_on_sigterm
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import BenchError
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: an argument is not allowed, or the folder cannot be used.
         TraceError: data cannot be read.
         BenchError: a server failed, or too many prompts were not served as meant.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, the records stay.
     """
     from pic_bench.fidelity.config import claim_run
     from pic_bench.fidelity.plan import make_plan

@@ -1,4 +1,4 @@
-"""What is compared with what: arms at one place of an experiment, prompt by prompt, and the figures of each.
+"""Pairs of arms at one place of an experiment, prompt by prompt, and the figures of each pair.
 
 Intervals are over prompts; over sessions where prompts are calls of a trace. Of EDITS only prompts whose two full
 prefills differ count (`MIN_GAP`), and of which an arm splices anything; those whose answer does not depend on the field
@@ -19,7 +19,7 @@ from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Flips, Threshol
 from pic_bench.report.stats import bootstrap, ratio
 
 FLOORS = {"exact": "exact hit", "retest": "full prefill again"}
-"""The controls that show what differs with nothing spliced: the first that was measured is the floor."""
+"""The controls that show the differences with nothing spliced: the first that was measured is the floor."""
 Arm = dict[str, Probe]
 """By prompt."""
 Pairs = Sequence[tuple[Probe, Probe]]
@@ -41,7 +41,7 @@ _GROUPS: dict[str, Callable[[Edit], object]] = {
     "changed fields": lambda edit: edit.num_fields,
     "family": lambda edit: edit.family.value,
 }
-"""What prompts are grouped by, and the group of each."""
+"""The key by which prompts are grouped, and the group of each."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Panel:
         return pair_arms(self.arm(first, donors), self.arm(second, donors))
 
     def floor(self, donors: Donors) -> str | None:
-        """The control that shows what differs with nothing spliced; None where none was measured."""
+        """The control that shows the differences with nothing spliced; None if none was measured."""
         return next((name for name in FLOORS if self.arm(name, donors)), None)
 
     def part(self, prompts: Set[str], *, group: str = "", min_chunk_hit: int = 0) -> Panel:

@@ -1,4 +1,4 @@
-"""What a fidelity run was asked for, the sizes of a default and of a quick run, and the files of its folder.
+"""The configuration of a fidelity run, the sizes of a default and of a quick run, and the files of its folder.
 
 DIR/config.json environment.json probes.jsonl left_out.jsonl server-<dtype>.log trace-<dtype>.done vault/
 DIR/summary.json report.md report.html
@@ -93,7 +93,7 @@ def claim_run(folder: Path, config: Config, *, resume: bool, force: bool) -> Non
 
 
 def read_config(folder: Path) -> Config:
-    """What a run was asked for.
+    """The configuration of a run.
 
     Raises:
         BenchError: the folder holds no fidelity run, or one of another version.

@@ -19,7 +19,7 @@ _TEXT_TOKENS = 48  # so much of the prompt's end goes into a record
 
 
 class Step(NamedTuple):
-    """What was served at once, for progress, and its records."""
+    """The prompts that were served at once, for progress, and their records."""
 
     label: str
     prompt_tokens: int
@@ -31,7 +31,7 @@ class Unrealised(Exception):
 
 
 class Reference:
-    """The full prefill, with what every comparison needs of it."""
+    """The full prefill, with the values that every comparison needs."""
 
     def __init__(self, recorded: Recorded) -> None:
         self.recorded = recorded
@@ -116,7 +116,7 @@ def _add_edit(probe: Probe, edited: Edited, recorded: Recorded) -> Probe:
     """The record with what was edited, and how much likelier the new answer is than the old one."""
     logits = recorded.logits[0].astype(float)
     odds = None if edited.answers is None else float(logits[edited.answers.new] - logits[edited.answers.old])
-    # What is stale costs nothing: the old prompt's answer stands for the new one's.
+    # The stale arm costs nothing: it takes the old prompt's answer for the new one's.
     free = {"prefix_hit_tokens": probe.prompt_tokens} if probe.arm == STALE.name else {}
     return msgspec.structs.replace(probe, edit=edited.edit, log_odds=odds, **free)
 

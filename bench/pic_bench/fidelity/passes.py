@@ -83,7 +83,7 @@ def call_name(session: int, call: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """What is served in passes: calls, and under which arms."""
+    """The calls that are served in passes, and their arms."""
 
     source: str
     calls: Sequence[Call]
@@ -127,7 +127,7 @@ class Vault:
         return (self._folder / f"{name}.npz").exists()
 
     def get(self, name: str) -> Recorded:
-        """What an earlier step of the same run has kept under a name."""
+        """The value that an earlier step of the same run has kept under a name."""
         with np.load(self._folder / f"{name}.npz") as arrays:
             prefix, chunk = arrays["hits"].tolist()
             return Recorded(arrays["logits"], spliced=[], prefix_hit_tokens=prefix, chunk_hit_tokens=chunk)

@@ -1,4 +1,4 @@
-"""What a fidelity run serves: reads the data of the configuration and puts all prompts together."""
+"""Reads the data of a fidelity run's configuration and composes all its prompts."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SURE = 0.9
 
 
 class Experiment(Enum):
-    """What is varied."""
+    """The variable of the experiment."""
 
     TRACE = "trace"  # the calls of a trace in order, under policies
     EDITS = "edits"  # a prompt behind the same prompt with other values in its fields
@@ -71,7 +71,7 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     distance: int
     """Tokens of filler between the fields and the first line that draws on one; about."""
     old_tokens: int
-    """Of the field that is asked for, what differs."""
+    """The difference of the field that the question is about."""
     new_tokens: int
     num_fields: int
 

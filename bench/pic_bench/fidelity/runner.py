@@ -19,8 +19,8 @@ from pic_bench.fidelity.passes import PassRun, Vault
 from pic_bench.fidelity.plan import Plan
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, append_lines
 from pic_bench.fidelity.target import Target, serve_target
-from pic_bench.frame import progress
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
+from pic_bench.study_command import progress
 from sglang_pic.errors import BenchError
 
 MAX_LEFT_OUT_SHARE = 0.1
@@ -29,7 +29,7 @@ _MIN_CASES = 20
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run did so far, in prompts; one that is served in passes counts once for each."""
+    """The progress of a run, in prompts; one that is served in passes counts once for each."""
 
     measured: int = 0
     resumed: int = 0
@@ -38,12 +38,12 @@ class Outcome:
 
 
 def run_fidelity(plan: Plan, folder: Path, *, start_timeout_s: float, quiet: bool) -> Outcome:
-    """Measure what is not measured yet.
+    """Take the measurements that are missing.
 
     Raises:
         BenchError: a server failed, too many prompts were not served as meant, or what is there was measured on another
             machine or by other versions; what was measured stays.
-        KeyboardInterrupt: Ctrl-C; the server is stopped, what was measured stays.
+        KeyboardInterrupt: Ctrl-C; the server is stopped, the records stay.
     """
     write_json(folder / CONFIG, plan.config)
     outcome = Outcome()
@@ -63,7 +63,7 @@ class _FormatRun:
     quiet: bool
 
     def measure(self, start_timeout_s: float) -> None:
-        """Serve what is not measured yet; a server is only started where there is anything."""
+        """Serve the prompts without records; without any, no server is started."""
         probes = [probe for probe in read_probes(self.folder) if probe.dtype == self.dtype]
         jobs = self._missing_jobs(probes)
         # Says that the traces were measured to their end.
@@ -95,7 +95,7 @@ class _FormatRun:
             shutil.rmtree(self.folder / VAULT / self.dtype, ignore_errors=True)
 
     def _missing_jobs(self, probes: Sequence[Probe]) -> list[Job]:
-        """What has no record yet; a prompt that was left out would be left out again."""
+        """The prompts without a record; one that was left out would be left out again."""
         left_out = {one.prompt for one in read_left_out(self.folder) if one.dtype == self.dtype}
         by_prompt = defaultdict[tuple[Experiment, str], list[Probe]](list)
         for probe in probes:

@@ -56,7 +56,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dtype: str
     source: str
     group: str
-    """Of EDITS, what these prompts have in common."""
+    """Of EDITS, the common properties of these prompts."""
     min_chunk_hit: int
     """Only prompts with so many chunk-hit tokens under the default policy."""
     donors: Donors

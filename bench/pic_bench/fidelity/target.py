@@ -1,4 +1,4 @@
-"""The server under test: requests with the test options, and what the server wrote down of them.
+"""The server under test: requests with the test options, and the server's records of them.
 
 The server completes a file before it answers; it is deleted once it was read.
 """
@@ -86,7 +86,7 @@ class Target:
         name = f"r{time.monotonic_ns()}"
         options = _options(arm, donors_from)
         options["testing"] = {**options["testing"], "record": name}
-        # What log probabilities are asked for is computed.
+        # Tokens whose log probabilities are requested are computed.
         asked = {"return_logprob": True, "logprob_start_len": len(prompt) - 1}
         served = self._generate([*prompt, *gold], key, options, **asked)
         path = self.record_dir / f"{name}.npz"

@@ -1,4 +1,4 @@
-"""`python -m pic_bench.gpu`, what `make gpu` runs."""
+"""`python -m pic_bench.gpu`, the command of `make gpu`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from sglang_pic.errors import BenchError, PicError
 
 OFF: Final = {"mode": "off"}
 _WRONG: Final = {"testing": {"flip_donors": True}}
-PROBE: Final = {"ignore_prefix": True, "request_options": True}  # what `compare` needs of a server
+PROBE: Final = {"ignore_prefix": True, "request_options": True}  # the part of a server that `compare` needs
 CONFIG: Final[dict[str, object]] = {
     "cost_gate": "off",
     "self_test": "refuse",
@@ -78,7 +78,7 @@ def check_each(
     probe: Mapping[str, object] = PROBE,
     **options: Any,
 ) -> Found:
-    """One server for each name, and what `more` measures on it; what is wrong with one does not stop the next.
+    """One server for each name, and the measurements of `more` on it; an error of one does not stop the next.
 
     `options` are of `compare`.
     """
@@ -150,7 +150,7 @@ def compare(
 
 
 def judge(found: dict[str, Any]) -> tuple[float, list[str]]:
-    """The KL at shift 0 over what is allowed, and what is wrong."""
+    """The KL at shift 0 over its limit, and the errors."""
     allowed = _TIMES_HIT * found["hit"] + min(_ROOM, _SHARE_OF_WRONG * found["wrong"])
     share = found["spliced"] / allowed if allowed else 0.0 if not found["spliced"] else float("inf")
     failures = []

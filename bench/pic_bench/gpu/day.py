@@ -26,9 +26,9 @@ import msgspec
 from pic_traces.printable import printable_output
 
 from pic_bench.environment import capture_environment
-from pic_bench.frame import at_least, interrupt_on_sigterm
 from pic_bench.gpu.record import ITEMS, Found, Item, Record, Work, file_name, read_records, render, show
 from pic_bench.out_folder import write_json
+from pic_bench.study_command import at_least, interrupt_on_sigterm
 from sglang_pic.core.native import load_loops
 from sglang_pic.errors import PicError
 
@@ -44,7 +44,7 @@ _RESULTS: Final = _PAGE.parent / "gpu"
 
 @printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is asked for; 0 where nothing failed, 1 where something did, 2 for a usage error."""
+    """Run the requested items; 0 if none failed, 1 if one did, 2 for a usage error."""
     args = _parse(argv)
     if args.page:
         _PAGE.write_text(render(_PAGE.read_text("utf8"), read_records(_RESULTS)), "utf8")
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for running in [threads.submit(_take, item, args, is_over) for item in wanted]:
                 running.result()
         finally:
-            # An interrupted day leaves no servers behind, and shows what it has.
+            # An interrupted day leaves no servers running, and shows its records.
             is_over.set()
             threads.shutdown(cancel_futures=True)
             done = show(args.out, [item.name for item in wanted])
@@ -177,7 +177,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, item: Item, folder: 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask an item to end, which stops its servers, then kill what is left of its group."""
+    """Ask an item to end, which stops its servers, then kill the rest of its group."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -117,7 +117,7 @@ def _measure(work: Work, model: Model, prompts: Sequence[list[int]], memory: _Me
 
 
 def entry(server: Server, part: str) -> dict[str, Any]:
-    """A part of what the plugin shows in `/server_info`."""
+    """A part of the plugin's state in `/server_info`."""
     (state,) = msgspec.json.decode(server.get("/server_info"))["internal_states"]
     found: dict[str, Any] = state["pic"][part]
     return found

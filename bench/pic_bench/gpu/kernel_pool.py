@@ -12,7 +12,7 @@ import msgspec
 import torch
 from pic_kernels import Choice, LayerBuffers, RopeParams, choose_mha, choose_mla
 from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
-from pic_kernels.reference.rotate import turn
+from pic_kernels.reference.rotate import rotate_pairs
 from torch import Tensor
 
 from sglang_pic.errors import BenchError
@@ -131,7 +131,7 @@ class Pool:
         for buffer in self.keys:
             rows = buffer[window.dst]
             part = rows[..., self._turned]
-            part.copy_(turn(part.float(), cos, sin, is_neox=self.rope.is_neox_style))
+            part.copy_(rotate_pairs(part.float(), cos, sin, is_neox=self.rope.is_neox_style))
             buffer[window.dst] = rows
 
     def check(self, window: Window) -> float:
@@ -161,14 +161,14 @@ class Pool:
 
 def exact_turn(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
     """`rows` `[n, heads, rotary_dim]` turned in float64, as complex numbers: independent of the kernels."""
-    wide = rows.to(torch.float64)
+    rows64 = rows.to(torch.float64)
     angles = shifts.to(torch.float64)[:, None, None] * rope.inv_freq.to(torch.float64)
-    turn = torch.polar(torch.ones_like(angles), angles)
+    rotation = torch.polar(torch.ones_like(angles), angles)
     if rope.is_neox_style:
         half = rope.rotary_dim // 2
-        turned = torch.complex(wide[..., :half].contiguous(), wide[..., half:].contiguous()) * turn
+        turned = torch.complex(rows64[..., :half].contiguous(), rows64[..., half:].contiguous()) * rotation
         return torch.cat((turned.real, turned.imag), dim=-1)
-    return torch.view_as_real(torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+    return torch.view_as_real(torch.view_as_complex(rows64.unflatten(-1, (-1, 2)).contiguous()) * rotation).flatten(-2)
 
 
 def make_window(pool: Pool, order: str, num_tokens: int, start: int) -> Window:

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from pic_kernels import Backend
 
-from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.gpu.clocks import take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, SHAPES, SLOT_ORDERS, Pool, Window, make_window
 from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.study_command import Finding, Result, Study, at_least, result_of
 
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
 _ALL_ORDERS_AT: Final = 1_504

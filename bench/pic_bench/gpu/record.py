@@ -1,4 +1,4 @@
-"""What `make gpu` runs and why: items, figures, the record of an item on disk, and the tables of all records.
+"""The items and figures of `make gpu`, the record of an item on disk, and the tables of all records.
 
 Imports no torch, so that the page of results can be written anywhere.
 """
@@ -59,7 +59,7 @@ class Item(NamedTuple):
     is_warmed: bool = False
     """Whether `warm` has compiled all that its servers need."""
     not_on_a_cpu: str = ""
-    """What of it a dry run leaves out, beside `left_out`."""
+    """Its parts that a dry run leaves out, beside `left_out`."""
 
     def limits_s(self, *, is_warm: bool) -> tuple[float, float]:
         """Seconds that it may take, and of these a start of a server, where `warm` has run and where not."""
@@ -68,7 +68,7 @@ class Item(NamedTuple):
 
     @property
     def left_out(self) -> str:
-        """What a dry run leaves out."""
+        """The parts that a dry run leaves out."""
         ours = "SGLang's kernels, captured graphs" if self.servers else "compiled kernels"
         return ", ".join(filter(None, (f"{ours} (PyTorch or Triton's interpreter computes)", self.not_on_a_cpu)))
 
@@ -80,13 +80,13 @@ MARKS: Final = ("<!-- gpu: begin -->", "<!-- gpu: end -->")  # around the table 
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an item's work gives."""
+    """The result of an item's work."""
 
     figures: dict[str, float] = {}
     notes: list[str] = []
-    """What was left out, and why."""
+    """The parts that were left out, and why."""
     failures: list[str] = []
-    """What was wrong; a wrong thing is not timed."""
+    """The errors; a part with an error is not timed."""
     raw: dict[str, Any] = {}
     """Everything measured, as JSON."""
 
@@ -106,7 +106,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Work(NamedTuple):
-    """What an item's work is told."""
+    """The arguments of an item's work."""
 
     is_dry: bool
     folder: Path
@@ -139,7 +139,7 @@ def read_records(folder: Path) -> dict[str, Record]:
 
 
 def item_table(records: Mapping[str, Record]) -> Table:
-    """What became of every item."""
+    """The status of every item."""
     rows = []
     for item in ITEMS:
         row = [item.name, "not run", "", ""]

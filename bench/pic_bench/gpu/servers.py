@@ -25,7 +25,7 @@ MODELS_FOLDER: Final = Path(__file__).resolve().parents[3] / ".models"
 _DIMS: Final[dict[str, Config]] = json.loads(Path(__file__).with_name("models.json").read_bytes())
 """Published dimensions, as `config.json` has them; with `kv_lora_rank` the model is one with a latent."""
 _DRY: Final = {"DeepSeek-V2-Lite": "tiny-mla-dims", "Llama-3.1-8B": "tiny-gqa-dims"}
-"""What a dry run takes in their place."""
+"""Their replacements in a dry run."""
 _CONTEXT_LEN: Final = 65_536
 # Below lie the special tokens of the usual vocabularies, and no 8B model has fewer ids.
 _FIRST_ID, _LAST_ID = 1_000, 30_000
@@ -33,7 +33,7 @@ _FAULTS: Final = re.compile(r"Traceback|device-side assert|CUDA error|illegal me
 
 
 class Model(NamedTuple):
-    """What a server is started with, and how many token ids it knows."""
+    """The arguments of a server's start, and the size of its vocabulary."""
 
     folder: Path
     flags: tuple[str, ...]

@@ -50,7 +50,7 @@ def run_host(work: Work) -> Found:
 
 
 def _leave(server: Server, model: Model) -> None:
-    """Compute other text until none of what was there before is on the device."""
+    """Compute other text until no earlier row is on the device."""
     draw = random.Random(9)
     num_slots = msgspec.json.decode(server.get("/server_info"))["max_total_tokens"]
     for _ in range(num_slots // 600 + 2):

@@ -26,7 +26,7 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One panel; `board.toml` says what its fields mean."""
+    """One panel; its fields are explained in `board.toml`."""
 
     title: str
     queries: dict[str, str]

@@ -13,7 +13,7 @@ from textwrap import fill
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
-from pic_bench.pages.families import Family, load_families, ways_out
+from pic_bench.pages.families import Family, load_families, recommended_flags
 from pic_bench.pages.recipes import SOURCES, Recipe, load_models, load_recipes
 from sglang_pic.adapter.doctor.examine import refusals_of
 from sglang_pic.adapter.doctor.old_flags import renewed
@@ -45,7 +45,7 @@ class Command(NamedTuple):
     hicache: str
     """The flags of HiCache: the recipe's, or those with which the command starts too; empty if it does not."""
     watch: list[str]
-    """What of it no test ran, and what it computes instead of splicing."""
+    """Its entries of the matrix that no test ran, and those that are computed instead of spliced."""
 
     @property
     def line(self) -> str:
@@ -128,16 +128,15 @@ def _facts(folder: str, flags: list[str], card: str) -> tuple[list[str], dict[st
                     return flags, _read(resolved)
         except UnsupportedError as error:
             refused = [str(error)]
-        flags = [*flags, *(flag for line in refused for flag in ways_out(line))]
+        flags = [*flags, *(flag for line in refused for flag in recommended_flags(line))]
     return flags, None
 
 
 def _read(resolved: Resolved) -> dict[str, Any]:
     attention = find(Area.ATTENTION, resolved.attention)
-    watch = [f"{entry.what}: {entry.reason}" for entry in present(resolved.context, Level.ADMITTED)]
+    watch = [entry.what for level in (Level.ADMITTED, Level.FALLS_BACK) for entry in present(resolved.context, level)]
     if attention is not None and attention.level is Level.ADMITTED:
-        watch.insert(0, f"{resolved.attention}: {attention.reason}")
-    watch += (entry.what for entry in present(resolved.context, Level.FALLS_BACK))
+        watch.insert(0, resolved.attention)
     return {"page_size": resolved.view.page_size, "attention": resolved.attention, "watch": watch}
 
 
@@ -156,17 +155,20 @@ def _lines(found: Sequence[Command]) -> Iterator[str]:
         yield "```"
         yield ""
         yield f"- pages of {each.page_size}, prefill attention `{each.attention}`"
-        yield f"- HiCache: {f'`{each.hicache}`' if each.hicache else 'refused beside these flags'}"
-        yield from (f"- watch: {line}" for line in each.watch)
+        if each.hicache != " ".join(_HICACHE):
+            yield f"- HiCache: {f'`{each.hicache}`' if each.hicache else 'refused beside these flags'}"
+        if each.watch:
+            yield f"- watch: {', '.join(each.watch)}"
 
 
 _ABOUT: Final = (
     f"""`make recipes` wrote this page, for SGLang {BUILT_FOR}. For each family
     that splices it takes a [public recipe](RECIPES.md) of one server on H200, B200 or H100, agentic ones first, and
-    where there is none the flags of SGLang's cookbook, adds `--radix-cache-backend pic` and what a refusal asks for,
-    and has SGLang and the plugin's tables check the result. No weights were read, and no GPU has run any of it.""",
-    """Parsers, ports and paths are left out; MODEL and DRAFT are yours. HiCache takes `--hicache-ratio` times the rows
-    of the KV pool in host memory, on each rank. The first start measures the live model before the first request.
-    *Watch* names what no test has run, or what such a server computes instead of splicing. On the running server watch
-    `sglang:pic_fallbacks_total` by reason, faults and the audit ([alerts](RUNBOOK.md)).""",
+    else the flags of SGLang's cookbook, and adds `--radix-cache-backend pic` and the flags that refusals ask for. No
+    weights were read, and no GPU has run any of it.""",
+    f"""Parsers, ports and paths are left out; MODEL and DRAFT are yours. Each also starts with
+    `{" ".join(_HICACHE)}`, unless a line says otherwise: HiCache takes `--hicache-ratio` times the rows of the KV pool
+    in host memory, on each rank. *Watch* names entries of
+    [the matrix](REFERENCE.md#what-is-tested-admitted-and-refused) that no test has run, or that such a server computes
+    instead of splicing.""",
 )

@@ -24,7 +24,7 @@ from sglang_pic.errors import Refused, UnsupportedError
 _SHOWN_CARDS: Final = ("h100", "h200", "b200")
 _SM100: Final = (10, 0)
 KINDS: Final = ("splices", "with a flag", "prefix only", "refused")
-"""What an answer can be."""
+"""The kinds of answers."""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ def load_families() -> list[Family]:
 def judge(folder: str, flags: Sequence[str], card: str) -> Answer:
     """Whether a server would start, also with the flags that its refusals recommend."""
     reason, refused = _judge(folder, flags, card)
-    needed = [flag for line in refused for flag in ways_out(line)]
+    needed = [flag for line in refused for flag in recommended_flags(line)]
     if needed:
         reason, still_refused = _judge(folder, [*flags, *needed], card)
         refused = refused if still_refused else []
@@ -89,7 +89,7 @@ def judge(folder: str, flags: Sequence[str], card: str) -> Answer:
     return Answer(needed, [reason] if reason else [])
 
 
-def ways_out(line: str) -> list[str]:
+def recommended_flags(line: str) -> list[str]:
     """The flags that a refusal recommends."""
     found = re.search(r"; start with (--[^,;.]+)", line)
     return found[1].split() if found else []
@@ -138,17 +138,20 @@ def _lines() -> Iterator[str]:
     yield from table(shares[0], shares[1:]).splitlines()
     yield from (line for text in _ABOUT for line in ("", fill(" ".join(text.split()), 160, break_on_hyphens=False)))
     yield ""
+    reasons: dict[str, int] = {}
     rows = [
         [
             family.name,
             _percent(family.weight / total) if family.weight else "",
             *("no" if answer.refused else answer.kind for answer in answers[family.name]),
-            _why(answers[family.name]),
+            _why(answers[family.name], reasons),
         ]
         for family in families
     ]
     cards = map(str.upper, _SHOWN_CARDS)
-    yield from table(["models", "share:", *cards, "what to add, or why not"], rows).splitlines()
+    yield from table(["models", "share:", *cards, "flags to add, or the reason by number"], rows).splitlines()
+    yield ""
+    yield from (f"{number}. {reason}" for reason, number in reasons.items())
     yield ""
     yield "Not looked up again, so perhaps not as published:"
     yield ""
@@ -156,13 +159,12 @@ def _lines() -> Iterator[str]:
 
 
 _ABOUT: Final = (
-    """`make recipes` wrote this page. For each family it asks what `sglang-pic doctor MODEL` asks for one model: SGLang
-    resolves the arguments with which its cookbook starts the family, on the family's configuration, and the plugin's
-    tables are read. *Splices* means that these checks pass. *Prefix only* means that SGLang's own cache serves the
-    model, as without the flag. No weights were read, and no GPU has run any of it. On the live model start-up checks
-    the rest: that rows are moved correctly, what a splice costs and how answers change.""",
-    """A share is the family's part of the stored revisions of SGLang's cookbook pages (until October 2026): what
-    people work on there, not how many servers run it. A family without a share has no page.""",
+    """`make recipes` wrote this page from the answers of `sglang-pic doctor`, with the arguments of SGLang's cookbook
+    on each family's configuration. *Splices* means that these checks pass. *Prefix only* means that SGLang's own cache
+    serves the model, as without the flag. No weights were read, and no GPU has run any of it. Start-up checks the rest
+    on the live model.""",
+    """A share is the family's part of the stored revisions of SGLang's cookbook pages (until October 2026), not of
+    running servers. A family without a share has no page.""",
 )
 
 
@@ -170,11 +172,12 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def _why(answers: Sequence[Answer]) -> str:
-    """The flags to add or the first reason, with the cards if they differ."""
+def _why(answers: Sequence[Answer], reasons: dict[str, int]) -> str:
+    """The flags to add or the number of the first reason, with the cards if they differ; adds new reasons."""
     cards: dict[str, list[str]] = {}
     for card, answer in zip(_SHOWN_CARDS, answers, strict=True):
-        if why := next(iter((*answer.refused, *answer.prefix_only)), answer.added):
+        reason = next(iter((*answer.refused, *answer.prefix_only)), None)
+        if why := answer.added if reason is None else str(reasons.setdefault(reason, len(reasons) + 1)):
             cards.setdefault(why, []).append(card.upper())
     if len(cards) == 1:
         return next(iter(cards))

@@ -110,7 +110,7 @@ def _lines(recipes: list[Recipe], answers: list[Answer], num_renamed: int) -> It
     yield ""
     reasons: dict[str, int] = {}
     shown = table(
-        ["model", "recipe", "card", "answer", "what to add, or why not, by number"],
+        ["model", "recipe", "card", "answer", "flags to add, or the reasons by number"],
         (
             [recipe.model, recipe.name, recipe.cards, answer.kind, _why(answer, reasons)]
             for recipe, answer in zip(recipes, answers, strict=True)
@@ -122,15 +122,13 @@ def _lines(recipes: list[Recipe], answers: list[Answer], num_renamed: int) -> It
 
 
 _ABOUT: Final = (
-    """`make recipes` wrote this page. For each recipe SGLang resolves its flags on the model's configuration, for each
-    of its servers, and the plugin's tables are read; both servers of PD get the flag. *Splices* means that these checks
-    pass, *prefix only* that SGLang's own cache serves the model. No weights were read, and no GPU has run any of
-    it.""",
+    """`make recipes` wrote this page as [that of models](MODELS.md), with each recipe's flags on its model's
+    configuration; both servers of PD get the flag. No weights were read, and no GPU has run any of it.""",
     """The recipes are those that were found in public until October 2026, one for each file, model, card and mode,
-    with equal weight: they are no sample of what people run. *Agentic* are InferenceX's agentic files, operators'
-    own, and the agentic ones of Dynamo and llm-d; *cookbook* SGLang's, Baseten's and Modal's. Their sources are in
-    [recipes.toml](../bench/pic_bench/pages/recipes.toml). {num_renamed} have names of flags that SGLang no longer
-    takes; they were asked for by the new ones, which `sglang-pic doctor` says where it meets an old one.""",
+    with equal weight: they are no sample of running servers. *Agentic* are InferenceX's agentic files, operators'
+    own, and the agentic ones of Dynamo and llm-d; *cookbook* SGLang's, Baseten's and Modal's
+    ([sources](../bench/pic_bench/pages/recipes.toml)). {num_renamed} have old names of flags and were asked for by the
+    new ones.""",
 )
 
 

@@ -124,7 +124,7 @@ def _support() -> str:
 
 
 def _versions() -> str:
-    """What the tests passed with: the pinned packages, and those that pip brings, by the changelog (`make tested`)."""
+    """The versions that the tests passed with: the pinned packages, and pip's choice, by the changelog."""
     row = _only("CHANGELOG.md", rf"^\| ({re.escape(BUILT_FOR)} with all its packages \|.*) \|$").split(" | ")
     _, _, passed, failed, skipped, on = row
     torch, triton = _only("Makefile", r"^TORCH_VERSION := (.+)$"), _only("requirements-cpu.txt", r"^triton==(.+)$")
@@ -160,7 +160,7 @@ def _features() -> str:
 
 
 def _exits() -> str:
-    """Of every verb what its codes mean beyond those that mean the same everywhere."""
+    """The meanings of every verb's exit codes, beside those that all verbs share."""
     codes = sorted({code for verb in VERBS.values() for code in exits_of(verb)} - {EXIT_USAGE, EXIT_INTERRUPTED})
     rows = [(f"`{name}`", *(exits_of(verb).get(code, "") for code in codes)) for name, verb in VERBS.items()]
     return table(("verb", *(f"`{code}`" for code in codes)), rows)
@@ -215,7 +215,7 @@ def _named(entry: Support) -> str:
 
 
 def _why(entry: Support) -> str:
-    return f"{entry.reason.rstrip('.')} (`{entry.fallback}`)" if entry.fallback else entry.reason
+    return f"counted under `{entry.fallback}`" if entry.fallback else entry.reason
 
 
 def _code(what: str) -> str:

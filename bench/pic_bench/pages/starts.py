@@ -1,4 +1,4 @@
-"""Writes `MODELS.md`, `RECIPES.md` and `COMMANDS.md`, which say what would start.
+"""Writes `MODELS.md`, `RECIPES.md` and `COMMANDS.md`: the models and recipes that would start.
 
 `python -m pic_bench.pages.starts` (`make recipes`). NOTE: needs a process in which SGLang has not yet looked for its
 platform, because it answers for other cards.

@@ -1,4 +1,4 @@
-"""The experiment that decides what may be spliced: every arm on the same prompts, beside exact hits and random choice.
+"""The experiment that decides which text may be spliced: all arms on the same prompts, exact hits, random choice.
 
 cases.py    prompts with the requests before them whose rows they may take, by kind
 forward.py  a forward pass over rows that anybody computed, in plain PyTorch

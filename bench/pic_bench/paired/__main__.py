@@ -18,7 +18,6 @@ import torch
 from pic_traces.encode import load_encoder
 
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.frame import Finding, Study, progress
 from pic_bench.out_folder import write_json
 from pic_bench.paired.arms import POLICIES
 from pic_bench.paired.cases import TRACE_TOKENS, Cases
@@ -26,6 +25,7 @@ from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import read
 from pic_bench.paired.table import pictures_of, summary_of, table_of
+from pic_bench.study_command import Finding, Study, progress
 from sglang_pic.errors import BenchError
 from sglang_pic.output import write_whole
 
@@ -93,7 +93,7 @@ STUDY.add("--pictures", type=Path, metavar="FOLDER", help="write KIND.svg there:
 
 @STUDY.measures
 def main(args: argparse.Namespace, _logs: Path) -> Finding:
-    """Serve what is missing, and show what is there."""
+    """Serve the prompts without records, and show the table."""
     if args.model is not None:
         torch.set_num_threads(args.threads)
         _serve(args)

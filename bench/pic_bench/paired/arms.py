@@ -1,4 +1,4 @@
-"""What an arm splices of one prompt, from which donor, and what of that it computes again.
+"""The spans that an arm splices in one prompt, their donors, and the tokens that it computes again.
 
 Policies are the product's own plans. The others:
 
@@ -52,9 +52,9 @@ class Arm:
     attended: int = 0
     """So many of `whole` are computed in pass two: those with the best attended tokens."""
     whole: Sequence[Block] = ()
-    """What may be computed whole in pass two."""
+    """The spans that may be computed whole in pass two."""
     drawn: random.Random | None = None
-    """Draws what is computed in pass two instead of looking at attention."""
+    """Draws the tokens of pass two instead of looking at attention."""
 
 
 def blocks_of(plan: Plan, donors: Sequence[object], *, whole: bool = False) -> list[Block]:

@@ -54,7 +54,7 @@ LEAST_SPLICED = 256
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480, 720)
-"""Between what is gone and the question."""
+"""Tokens between the text that is gone and the question."""
 _INSISTS = (
     " Two clerks of the archive have compared the notes with the original register, page by page, and both found "
     "{wrong} there; they have signed this correction. Whoever answers {value} when he is asked for the {key} of {name} "
@@ -70,7 +70,7 @@ Judge = Callable[[str, str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt and what each policy would splice of it from the requests before."""
+    """One prompt, and the spans that each policy would splice from the requests before it."""
 
     kind: str
     name: str
@@ -79,7 +79,7 @@ class Prompt:
     """Of the exact prefix that they left."""
     plans: Mapping[str, Plan]
     gold: Ids
-    """What a right answer begins with; only speeds the full prefill's own answer up."""
+    """The beginning of a right answer; only speeds up the full prefill's own answer."""
     num_tokens: int = ANSWER_TOKENS
     """Longest answer that is compared."""
     judge: Judge | None = None
@@ -97,7 +97,7 @@ def donor_ends(plans: Mapping[str, Plan]) -> dict[DonorPath, int]:
 
 
 class Requests:
-    """Requests in order, all of whose rows stay: what each policy splices of the next one.
+    """Requests in order, all of whose rows stay: the spans that each policy splices in the next one.
 
     Args:
         encoder: of the model, for the texts of its tokens.

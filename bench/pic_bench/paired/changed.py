@@ -1,4 +1,4 @@
-"""Arms behind a changed field, whose place is known: what of the text behind it is computed again.
+"""Arms with a changed field at a known place: the text after it that is computed again.
 
 text-end     from the field to the end of its paragraph
 named        and the lines that have a word of the old or of the new value

@@ -51,7 +51,7 @@ class Measure:
 
     def __init__(self, forward: Forward, text: ModelText, layers: Sequence[int]) -> None:
         self._forward, self._text, self._layers = forward, text, layers
-        # What was computed in full last: requests of one session begin alike.
+        # The last prompt that was computed in full: requests of one session begin with the same text.
         self._known: deque[tuple[Tokens, Rows]] = deque(maxlen=_KNOWN)
 
     def records(self, prompt: Prompt, number: int) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""What is kept of a prompt under one arm, and the file of it."""
+"""The record of a prompt under one arm, and its file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     spliced: int
     """Of these, rows of a donor when the answer begins."""
     again: int
-    """Computed twice: in pass two what pass one had spliced or computed."""
+    """Computed twice: in pass two, after pass one had spliced or computed them."""
     kept: bool
     """Every token of the full prefill's answer is the likeliest one."""
     right: bool

@@ -1,4 +1,4 @@
-"""What each arm loses beside exact hits on the same prompts, kind by kind, and the picture of cost against loss."""
+"""The loss of each arm beside exact hits on the same prompts, by kind, and the picture of cost against loss."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Loss(NamedTuple):
 
     prompts: int
     computed: float
-    """Share of the tokens behind exact prefixes that is computed; what is computed twice counts twice."""
+    """Share of the tokens behind exact prefixes that is computed; tokens that are computed twice count twice."""
     lost: int
     """Right by an exact hit, wrong by the arm."""
     won: int

@@ -1,4 +1,4 @@
-"""What an experiment can ask for: switches of a server, and options of a single request."""
+"""The options of experiments: switches of a server, and options of a single request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = False
     watch_rows: Annotated[
         bool,
-        "Watch every KV row and account for every slot and lock: the part `books` of `/server_info` (slow, on a CPU).",
+        "Watch every KV row, account for every slot and lock (`accounting` in `/server_info`); slow, on a CPU.",
     ] = False
     record_dir: Annotated[
         str | None, "Folder for what requests with `testing.record` computed: logits, spliced spans."
@@ -65,7 +65,7 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request of an experiment may ask for, under `custom_params.pic.testing`."""
+    """The options of a request of an experiment, under `custom_params.pic.testing`."""
 
     donors_from: Annotated[
         str | None,
@@ -134,6 +134,6 @@ def parse_probed(original: Callable[[object], RequestOptions], custom_params: ob
 
 
 def probe_of(req: Any) -> RequestProbe:
-    """What an admitted request of SGLang's asks for."""
+    """The options of an admitted request."""
     options = req.pic.options
     return options.probe if isinstance(options, ProbedOptions) else RequestProbe()

@@ -138,7 +138,7 @@ def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **
 
 def _watch_rows(worker: Any) -> None:
     """Watch the rows of a scheduler."""
-    from pic_bench.probe_plugin.books import Bookkeeper
+    from pic_bench.probe_plugin.accounting import Accountant
     from pic_bench.probe_plugin.row_watch import RowWatch
     from sglang_pic.adapter.features.drafts.draft_workers import drafts_of
     from sglang_pic.runtime.views import view_pool
@@ -148,7 +148,7 @@ def _watch_rows(worker: Any) -> None:
     watch = RowWatch(
         view_pool(runner.token_to_kv_pool), runner, [(each, view_pool(each.token_to_kv_pool)) for each in drafts]
     )
-    keeper = Bookkeeper(runner, watch)
+    keeper = Accountant(runner, watch)
     kind = type(runner.token_to_kv_pool_allocator)
     allocator, tree = f"{kind.__module__}.{kind.__name__}", "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
     for name in ("alloc", "alloc_extend", "alloc_decode"):

@@ -1,4 +1,4 @@
-"""Writes down what a request of an experiment computed: logits over the whole vocabulary, spliced spans.
+"""Records the results of an experiment's request: logits over the whole vocabulary, spliced spans.
 
 One `NAME.npz` in `record_dir` for each request that asks, complete when the request's answer arrives:
 

@@ -11,7 +11,7 @@ it when it hands the slot out. It reads the device at every pass, so it is for a
 Layers with windows may have a pool and slots of their own, and a table of `content` by these: such rows may go earlier,
 so only splices and loads are checked.
 
-What is found wrong is counted and logged, never raised.
+Errors are counted and logged, never raised.
 
 NOTE: SGLang's KV canary (`--kv-canary`) cannot do this: it hashes each row with the row before it and its position, and
 so reports every spliced row. Its sweep refuses every subclass of SGLang's radix tree.
@@ -41,7 +41,7 @@ _CONTENT_EVERY = 8
 
 
 class _Claim(NamedTuple):
-    """What the plans of a batch say of the rows that are spliced: `[num_spliced]` int64 each."""
+    """The spliced rows of a batch, by its plans: `[num_spliced]` int64 each."""
 
     tokens: Tensor
     source_positions: Tensor
@@ -59,7 +59,7 @@ class _Watched(NamedTuple):
 
 
 class _Unchanged:
-    """What of a row a splice copies unchanged.
+    """The part of a row that a splice copies unchanged.
 
     Args:
         view: the pool.
@@ -104,7 +104,7 @@ class _Beside(NamedTuple):
         return slots if self.table is None else self.table[slots].to(torch.int64)
 
     def note(self, slots: Tensor) -> Tensor:
-        """Take what stands beside `slots` for right, and return its hashes."""
+        """Record the rows of `slots` as right, and return their hashes."""
         places = self.places(slots)
         self.content[places] = hashed = self.unchanged.hashed(places)
         return hashed
@@ -156,7 +156,7 @@ class RowWatch:
         self._moved_ahead = torch.empty(0, dtype=torch.int64)
         self._num_passes = self._num_reports = 0
         self.found: Counter[str] = Counter()
-        """Rows that are wrong, by what is wrong with them."""
+        """Counts of wrong rows, by the kind of error."""
         self.num_spliced = 0
         self.num_fetched = 0
 
@@ -170,7 +170,7 @@ class RowWatch:
         self._token.fill_(-1)
 
     def lay_out(self, _gap: object, _path: object, plans: Sequence[Any], batch: Any, *_: object) -> None:
-        """After the splices of a batch were laid out: what their plans claim, in the order of the splice."""
+        """After the splices of a batch were laid out: the rows that their plans name, in the order of the splice."""
         tokens: list[int] = []
         sources: list[int] = []
         positions: list[int] = []
@@ -353,7 +353,7 @@ class RowWatch:
         return self._token, self._position, self._content, self._is_computed, *(each.content for each in self._beside)
 
     def check_slots(self, slots: Tensor, tokens: Tensor | None, positions: Tensor) -> int:
-        """How many of `slots` do not hold what was written for `tokens` at `positions`; counted as found, too."""
+        """How many of `slots` lack the rows written for `tokens` at `positions`; counted as found, too."""
         wrong = self._position[slots] != positions
         if tokens is not None:
             wrong |= self._token[slots] != tokens

@@ -24,7 +24,7 @@ RESULTS: Final = Path(__file__).resolve().parents[2] / "results"
 PAGES: Final = RESULTS / "study"
 _LISTED: Final = tomllib.loads((PAGES / "tables.toml").read_text("utf8"))
 TABLES: Final[Mapping[str, Any]] = _LISTED["tables"]
-"""What every table shows, by its name on a page."""
+"""The records and columns of every table, by its name on a page."""
 _PLAIN: Final = {"rows": "[record]", "where": "true", "by": "number", "order": "0"}
 """A table's rules where tables.toml gives none: the record is a row, each row a group, in the record's order."""
 

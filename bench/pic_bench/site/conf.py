@@ -171,7 +171,7 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def section_of(page: str, heading: str, folder: Path) -> str:
-    """What stands under a heading of a page, its links as seen from `folder`."""
+    """The section of a page under a heading, its links relative to `folder`."""
     text = (ROOT / page).read_text("utf8")
     found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     if found is None:
@@ -212,7 +212,7 @@ def make_pages(app: Sphinx) -> None:
 
 
 def finish(app: Sphinx, exception: Exception | None) -> None:
-    """Give the site its front door, and let no link be broken, those in HTML neither."""
+    """Write the index page, and check all links, those in HTML too; raises if one is broken."""
     if exception is not None:
         return
     site = Path(app.outdir)
@@ -226,7 +226,7 @@ def finish(app: Sphinx, exception: Exception | None) -> None:
 
 
 class _Links(HTMLParser):
-    """Collects what a page links to and shows."""
+    """Collects the targets of a page's links and images."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,12 +37,12 @@ from pic_traces.encode import load_encoder
 
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
-from pic_bench.frame import Finding, Result, Study, add_options, keep, progress, result_of
 from pic_bench.serving import arm_server, side_by_side
 from pic_bench.soak.client import Judge, Outcome, send
 from pic_bench.soak.load import SETTING, Fault, Request, Session, Setup, requests, sessions
 from pic_bench.soak.pair import pair_of
-from pic_bench.soak.patient import Memory, Patient
+from pic_bench.soak.watched_server import Memory, WatchedServer
+from pic_bench.study_command import Finding, Result, Study, add_options, keep, progress, result_of
 from sglang_pic.errors import BenchError, ConfigError
 
 _SAMPLE_S = 0.5
@@ -107,7 +107,7 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     spliced_while_off: int = 0
     """Tokens that were spliced later than a second after that."""
     what: list[str]
-    """The first of what was not 0, in words."""
+    """The first count that is not 0, in words."""
     memory: Memory
     control: Control | None
 
@@ -144,10 +144,10 @@ def _soak(args: argparse.Namespace, name: str, logs: Path) -> Soak:
     model = prepare(setup.model, args.models / setup.model)
     encoder = load_encoder(str(model))
     with _servers(args.models, model, setup, logs) as (stock, pic):
-        patient, judge = Patient(pic), Judge(stock)
-        control = _control(args.seed, setup, patient, judge) if setup.page_size == 1 else None
-        stale, now = patient.stale_rows(), time.monotonic()
-        run = _Run(args, name, setup, logs / _STORE, patient, judge, control, stale, now)
+        watched, judge = WatchedServer(pic), Judge(stock)
+        control = _control(args.seed, setup, watched, judge) if setup.page_size == 1 else None
+        stale, now = watched.stale_rows(), time.monotonic()
+        run = _Run(args, name, setup, logs / _STORE, watched, judge, control, stale, now)
         waiting = enumerate(sessions(encoder, args.seed))
         rng = random.Random(args.seed)
         known: set[str] = set()
@@ -167,14 +167,14 @@ def _soak(args: argparse.Namespace, name: str, logs: Path) -> Soak:
 
 @dataclass(slots=True)
 class _Run:
-    """What the rounds of a soak share."""
+    """The state that the rounds of a soak share."""
 
     args: argparse.Namespace
     name: str
     setup: Setup
     store: Path
     """Its folder, if it has one."""
-    patient: Patient
+    watched: WatchedServer
     judge: Judge
     control: Control | None
     stale_before: Counter[str]
@@ -208,8 +208,8 @@ class _Run:
                     self.faults[fault.value] += 1
                     self.outcomes[outcome.how] += 1
                     self.failures += [outcome.failure] if outcome.failure else []
-                self.patient.server.check_alive()
-                self.patient.sample_memory()
+                self.watched.server.check_alive()
+                self.watched.sample_memory()
                 if not waiting:
                     break
                 if tick == flush_in:
@@ -219,22 +219,22 @@ class _Run:
                 if self.setup.is_switched:
                     self._switch(rng)
         self._switch_on()
-        self.patient.wait_idle()
+        self.watched.wait_idle()
         if rng.random() < 0.15:
             time.sleep(_PAUSE_S)
-            self.patient.wait_idle()
+            self.watched.wait_idle()
         # Rows that left for a host are donors of later rounds.
         if self.num_flushes == 0 or rng.random() < (0.3 if "host" in self.setup.parts else 0.9):
-            self.patient.flush()
+            self.watched.flush()
             self.num_flushes += 1
 
     def account(self) -> Soak:
         """The counts so far; at an idle point."""
-        patient, verdicts = self.patient, self.judge.verdicts
+        watched, verdicts = self.watched, self.judge.verdicts
         mismatches = [verdict for verdict in verdicts if verdict is not None]
-        books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
-        failures = [*self.failures, *patient.log_faults()]
-        words = [*mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
+        accounting, counters, stale = watched.wait_idle(), watched.counters(), watched.stale_rows() - self.stale_before
+        failures = [*self.failures, *watched.log_faults()]
+        words = [*mismatches, *watched.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
         return result_of(
             Soak,
             self.args,
@@ -246,24 +246,24 @@ class _Run:
             requests=self.outcomes.total(),
             outcomes=dict(sorted(self.outcomes.items())),
             faults={fault: number for fault, number in sorted(self.faults.items()) if fault != Fault.NONE.value},
-            idle_points=patient.num_idle_points,
+            idle_points=watched.num_idle_points,
             flushes=self.num_flushes,
             tokens=_by_label(counters, "tokens"),
-            evicted_tokens=books["num_evicted_tokens"],
+            evicted_tokens=accounting["num_evicted_tokens"],
             retractions=counters["retractions"],
             fallbacks=_by_label(counters, "fallbacks"),
-            audited=patient.num_audited(),
-            spliced_rows_checked=books["num_spliced_rows"],
-            fetched_rows_checked=books["num_fetched_rows"],
+            audited=watched.num_audited(),
+            spliced_rows_checked=accounting["num_spliced_rows"],
+            fetched_rows_checked=accounting["num_fetched_rows"],
             compared=len(verdicts),
             mismatches=len(mismatches),
-            leaks=len(patient.leaks),
+            leaks=len(watched.leaks),
             stale_rows=stale.total(),
             failures=len(failures),
             switches=self.num_switches,
             spliced_while_off=self.num_spliced_off,
             what=words[:_MAX_WORDS],
-            memory=patient.memory(self.started_at),
+            memory=watched.memory(self.started_at),
             control=self.control,
         )
 
@@ -272,11 +272,11 @@ class _Run:
         for request in requests(session, number, self.args.seed, with_images=self.setup.has_images):
             if time.monotonic() > self.deadline:
                 break
-            self.patient.note_pin(request)
+            self.watched.note_pin(request)
             # While splicing is off every answer is a stock server's.
             off = self._time_off if request.fault is Fault.NONE and request.logprob_start is None else None
             sent = request if off is None else request._replace(is_compared=True)
-            outcome = send(self.patient.server, sent)
+            outcome = send(self.watched.server, sent)
             is_exact = request.is_compared or (off is not None and off == self._time_off)
             if outcome.answer is not None and is_exact:
                 self.judge.compare(sent, outcome.answer)
@@ -309,10 +309,10 @@ class _Run:
 
     def set_mode(self, mode: int) -> None:
         """Switch splicing off or on."""
-        self.patient.server.post("/set_internal_state", {"server_args": {"pic_mode": mode}})
+        self.watched.server.post("/set_internal_state", {"server_args": {"pic_mode": mode}})
 
     def _num_spliced(self) -> int:
-        return _by_label(self.patient.counters(), "tokens").get("chunk", 0)
+        return _by_label(self.watched.counters(), "tokens").get("chunk", 0)
 
     def _trouble_store(self, rng: random.Random) -> None:
         """By chance take the store's folder away, for seconds."""
@@ -327,27 +327,27 @@ class _Run:
     def _flush_while_busy(self) -> None:
         """A flush that SGLang refuses, unless no request runs at that moment."""
         try:
-            self.patient.server.post("/flush_cache", {})
+            self.watched.server.post("/flush_cache", {})
         except BenchError:
             self.faults["flush while busy"] += 1
         else:
             self.num_flushes += 1
 
 
-def _control(seed: int, setup: Setup, patient: Patient, judge: Judge) -> Control:
+def _control(seed: int, setup: Setup, watched: WatchedServer, judge: Judge) -> Control:
     """Unlock donors too early, and ask for other prompts' answers: both must be found.
 
     The donors' request and the one that is spliced fit into the pool together only where the donors are given up. The
     slots that they leave are then the last ones that the second request gets: in its prompt's end, which is computed.
     """
-    patient.flush()
-    before = patient.stale_rows()
+    watched.flush()
+    before = watched.stale_rows()
     rng = random.Random(seed)
     document, end = _random_tokens(rng, (setup.pool_tokens - 70) // 2), _random_tokens(rng, 250)
     unlocking = {"testing": {"unlock_donors": True}}
     for prompt, pic in ((document, None), ([*_random_tokens(rng, 40), *document, *end], unlocking)):
-        send(patient.server, Request("control", prompt, 4, pic, is_compared=True, dp_rank=0))
-    stale = patient.stale_rows() - before
+        send(watched.server, Request("control", prompt, 4, pic, is_compared=True, dp_rank=0))
+    stale = watched.stale_rows() - before
     prompts = [_random_tokens(rng, 400) for _ in range(_NUM_MISMATCHES)]
     found = sum(
         judge.control(Request(f"control-{seed}", prompt, 4, {"mode": "off"}, is_compared=True, dp_rank=0), seed)

@@ -1,4 +1,4 @@
-"""Sends the requests of a soak, does to each what its fault says, and compares answers with a stock server's.
+"""Sends the requests of a soak with their faults, and compares answers with a stock server's.
 
 Those of `off` requests are compared, each as soon as it is there. Both servers compute in float32, but in other
 batches, so sums are rounded differently: log-probabilities may differ by `TOLERANCE`, and a greedy answer may go on
@@ -29,7 +29,7 @@ _LIFE_S = 2.0
 
 
 class Outcome(NamedTuple):
-    """What became of a request."""
+    """The outcome of a request."""
 
     how: str
     """Answered, ended by a fault that was injected, or failed: that no fault explains."""
@@ -105,7 +105,7 @@ class Judge:
     def __init__(self, stock: Server) -> None:
         self._stock = stock
         self.verdicts: list[str | None] = []
-        """Of every compared answer, what differs."""
+        """The difference of every compared answer."""
 
     def compare(self, request: Request, answer: dict[str, Any]) -> None:
         """Have the stock server answer the same, and note what differs by more than rounding."""
@@ -129,7 +129,7 @@ class Judge:
 
 
 def difference(stock: dict[str, Any], answer: dict[str, Any]) -> str | None:
-    """What of an answer differs from the stock server's by more than rounding."""
+    """The differences of an answer from the stock server's that exceed rounding."""
     pair = _places(stock), _places(answer)
     if len(pair[0]) != len(pair[1]):
         return f"{len(pair[1])} tokens, stock has {len(pair[0])}"

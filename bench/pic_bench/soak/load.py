@@ -23,14 +23,14 @@ from PIL import Image
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one soak is of."""
+    """The model and the server of one soak."""
 
     model: str
     """A name of `pic_models`."""
     parts: tuple[str, ...] = ()
     """Names of `Setting.flags` that the patched server has, too."""
     draft: str | None = None
-    """What its draft is, as `--speculative-algorithm` and the flags after it."""
+    """Its draft, as `--speculative-algorithm` and the flags after it."""
     page_size: int = 1
     pool_tokens: int = 1400
     """The patched server's; prompts have up to 420."""
@@ -82,7 +82,7 @@ _NAMESPACES = ((None, None), (None, None), (None, None), ("salt-a", None), ("sal
 
 
 class Fault(Enum):
-    """What is done to a request."""
+    """The fault that a request gets."""
 
     NONE = "none"
     ABORT = "abort"  # `/abort_request` at some moment of its life
@@ -91,7 +91,7 @@ class Fault(Enum):
 
 
 class Request(NamedTuple):
-    """One request and what happens to it."""
+    """One request and its fault."""
 
     rid: str
     prompt: list[int]
@@ -112,7 +112,7 @@ class Request(NamedTuple):
 
     @property
     def body(self) -> dict[str, object]:
-        """What `/generate` gets."""
+        """The body for `/generate`."""
         sampling: dict[str, object] = {"temperature": 0, "max_new_tokens": self.new_tokens, "ignore_eos": True}
         if self.pic is not None:
             sampling["custom_params"] = {"pic": self.pic}

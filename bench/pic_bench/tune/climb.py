@@ -22,8 +22,8 @@ from pic_bench.fidelity.passes import GOLD_TOKENS, Call, Passes, PassRun, Vault
 from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lines
 from pic_bench.fidelity.runner import joined_environment
 from pic_bench.fidelity.target import Target, serve_target
-from pic_bench.frame import progress
 from pic_bench.out_folder import ENVIRONMENT, read_json, write_json
+from pic_bench.study_command import progress
 from pic_bench.tune.config import CERTIFICATE, FLIPPED, GOLDS, NAIVE, RECORDS, SERVED, VAULT, Config
 from pic_bench.tune.ladder import worth_climbing
 from pic_bench.tune.running import attach
@@ -99,7 +99,7 @@ class _Climb:
     def next_arm(self) -> Arm | None:
         """What is to be served next; None where no verdict can change any more."""
         for arm in self.arms:
-            if not self._is_told(arm):
+            if not self._is_decided(arm):
                 return arm
             if arm in self._rungs and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
                 break
@@ -120,7 +120,7 @@ class _Climb:
             for step in progress(iterable=steps, total=total, desc=arm.name, unit="call", quiet=self.quiet):
                 append_lines(self.folder / RECORDS, step.probes)
                 self.judge.probes += step.probes
-                if step.probes and not is_exact and self._is_told(arm):
+                if step.probes and not is_exact and self._is_decided(arm):
                     break
                 if time.monotonic() >= self.until:
                     return False
@@ -147,9 +147,9 @@ class _Climb:
     def _rungs(self) -> Sequence[Arm]:
         return self.arms[3:]
 
-    def _is_told(self, arm: Arm) -> bool:
+    def _is_decided(self, arm: Arm) -> bool:
         # The first rung is measured to its end, so that it can be said how many sessions it takes.
-        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self._rungs[0]))
+        return self.judge.is_decided(arm.name, may_fail=arm not in (EXACT, self._rungs[0]))
 
 
 def _keep_served(target: Target, path: Path) -> None:

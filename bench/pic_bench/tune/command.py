@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from pic_traces.source import TRACE_HELP
 
-from pic_bench.frame import OPTIONS, add_options, interrupt_on_sigterm
 from pic_bench.server_flags import server_flags
+from pic_bench.study_command import OPTIONS, add_options, interrupt_on_sigterm
 from sglang_pic.errors import BenchError, ConfigError
 
 if TYPE_CHECKING:

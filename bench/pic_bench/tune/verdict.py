@@ -109,7 +109,7 @@ class Judge:
         """Whether a control failed, without which nothing is certified."""
         return any(self.judge(name).verdict is Verdict.OVER for name in MUST_FAIL)
 
-    def is_told(self, name: str, *, may_fail: bool) -> bool:
+    def is_decided(self, name: str, *, may_fail: bool) -> bool:
         """Whether every drawn call is measured, or no more of them can change the verdict.
 
         Args:

@@ -1,4 +1,4 @@
-"""The rotation that every reference shares: a pair `(a, b)` turned by an angle, in float32.
+"""The rotation that every reference shares: a pair `(a, b)` rotated by an angle, in float32.
 
 a' = a cos - b sin        b' = b cos + a sin
 """
@@ -12,7 +12,7 @@ from ..rope_params import RopeParams
 
 
 def rotate(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
-    """`rows` turned by `shifts` positions; a row whose shift is 0 is returned bit for bit.
+    """`rows` rotated by `shifts` positions; a row whose shift is 0 is returned bit for bit.
 
     Args:
         rows: `[n, heads, rotary_dim]`, any float dtype.
@@ -24,7 +24,7 @@ def rotate(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
         FP8 scale needs no argument: the rotation is linear, so the scale cancels.
     """
     cos, sin = (table.unsqueeze(1) for table in rope.cos_sin(shifts))  # [n, 1, rotary_dim / 2]
-    turned = turn(rows.to(torch.float32), cos, sin, is_neox=rope.is_neox_style)
+    turned = rotate_pairs(rows.to(torch.float32), cos, sin, is_neox=rope.is_neox_style)
     if rows.dtype == torch.float8_e4m3fn:
         limit = torch.finfo(rows.dtype).max
         turned = turned.clamp(-limit, limit)
@@ -34,12 +34,12 @@ def rotate(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
     return torch.where(still, rows.view(bits), turned.to(rows.dtype).view(bits)).view(rows.dtype)
 
 
-def turn(wide: Tensor, cos: Tensor, sin: Tensor, *, is_neox: bool) -> Tensor:
-    """`wide` `[n, heads, rotary_dim]` float32 turned by angles `[n, 1, rotary_dim / 2]`."""
+def rotate_pairs(rows: Tensor, cos: Tensor, sin: Tensor, *, is_neox: bool) -> Tensor:
+    """`rows` `[n, heads, rotary_dim]` float32, rotated; `cos` and `sin` are `[n, 1, rotary_dim / 2]`."""
     if is_neox:
-        a, b = wide.chunk(2, dim=-1)
+        a, b = rows.chunk(2, dim=-1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    a, b = wide[..., 0::2], wide[..., 1::2]
+    a, b = rows[..., 0::2], rows[..., 1::2]
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
 
 

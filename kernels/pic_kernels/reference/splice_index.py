@@ -1,4 +1,4 @@
-"""Reference of `splice_index`: read the keys, turn them, quantise them anew, layer by layer."""
+"""Reference of `splice_index`: read, rotate and quantise the keys, layer by layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..index_pages import hadamard, place, quantise, read_keys, split_pages
 from ..rope_params import RopeParams
-from .rotate import turn
+from .rotate import rotate_pairs
 
 
 def splice_index(
@@ -28,10 +28,10 @@ def splice_index(
     for buffer, held in zip(pages, source or pages, strict=True):
         keys, scales = split_pages(buffer)
         held_keys, held_scales = split_pages(held)
-        wide = read_keys(held, src)
-        wide = hadamard(wide) if is_mixed else wide
-        rotary, rest = wide[:, None, : rope.rotary_dim], wide[:, rope.rotary_dim :]
-        wide = torch.cat((turn(rotary, cos, sin, is_neox=rope.is_neox_style)[:, 0], rest), dim=1)
-        moved, moved_scales = quantise(hadamard(wide) if is_mixed else wide)
+        rows = read_keys(held, src)
+        rows = hadamard(rows) if is_mixed else rows
+        rotary, rest = rows[:, None, : rope.rotary_dim], rows[:, rope.rotary_dim :]
+        rows = torch.cat((rotate_pairs(rotary, cos, sin, is_neox=rope.is_neox_style)[:, 0], rest), dim=1)
+        moved, moved_scales = quantise(hadamard(rows) if is_mixed else rows)
         keys[there] = torch.where(still.unsqueeze(1), held_keys[here], moved.view(torch.uint8))
         scales[there] = torch.where(still, held_scales[here], moved_scales)

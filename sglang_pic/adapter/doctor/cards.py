@@ -12,12 +12,12 @@ from unittest.mock import patch
 from sglang_pic.errors import UnsupportedError
 
 CARDS: Final = {"a100": (8, 0), "l40s": (8, 9), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0)}
-"""CUDA's compute capability by name: what SGLang goes by when it chooses a backend."""
+"""CUDA's compute capability by name of the card; SGLang chooses its backends by it."""
 
 
 @contextmanager
 def pretend(name: str | None) -> Iterator[None]:
-    """Let SGLang resolve arguments as on a card, or as on this machine if `name` is None.
+    """Make SGLang resolve arguments as on a card, or as on this machine if `name` is None.
 
     NOTE: needs a fresh process, in which SGLang keeps the card's platform: its modules ask once, when imported.
 
@@ -41,7 +41,7 @@ def pretend(name: str | None) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(override_platform(**_facts(*CARDS[name])))
-        # Some of SGLang asks torch, whatever its platform says.
+        # Parts of SGLang ask torch instead of the platform.
         stack.enter_context(patch("torch.cuda.get_device_capability", lambda *_: CARDS[name]))
         yield
 

@@ -41,7 +41,7 @@ from sglang_pic.runtime.rope import refuse_length
 def examine(
     model: str | None, flags: Sequence[str], *, card: str | None, variables: Mapping[str, str] | None = None
 ) -> Findings:
-    """Find what start-up would find that depends only on the arguments and the model's configuration.
+    """Run the checks of start-up that need only the arguments and the model's configuration.
 
     Args:
         model: as `sglang serve` takes it; if None, only installed versions are checked.
@@ -115,7 +115,7 @@ def refusals_of(resolved: Resolved) -> Iterator[str]:
 
 
 def _certificate(resolved: Resolved, config: PicConfig) -> str | None:
-    """The message of start-up on the certificate, except for what needs the weights; None if none is configured."""
+    """The message of start-up on the certificate, without the checks of the weights; None if none is configured."""
     if config.certificate is None:
         return None
     here = Served(

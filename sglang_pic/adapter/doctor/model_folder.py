@@ -14,7 +14,7 @@ _COUNTS: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vo
 
 
 def check_model(model: str) -> None:
-    """Check what `sglang serve` is given as its model; a name on the hub is not looked up.
+    """Check the model argument of `sglang serve`; a name on the hub is not looked up.
 
     Raises:
         ConfigError: there is no such folder, or it has no config.json.

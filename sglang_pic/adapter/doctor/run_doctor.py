@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; 0 when a server would splice, 1 when it would not start, 3 when it would be prefix only.
+    """Print the findings; 0 when a server would splice, 1 when it would not start, 3 when it would be prefix only.
 
     Raises:
         ConfigError: the plugin's configuration is not allowed, there is no such model, or a flag is none of SGLang's.

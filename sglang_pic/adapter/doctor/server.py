@@ -99,7 +99,7 @@ def _parse(argv: list[str]) -> Any:
         with contextlib.redirect_stderr(said):
             return prepare_server_args(argv)
     except SystemExit as stop:
-        # argparse ends the process with its usage and one line that says what is wrong.
+        # argparse ends the process with its usage and one line that names the error.
         line = said.getvalue().strip().splitlines()[-1] if said.getvalue().strip() else f"exit code {stop.code}"
         _, renamed = renewed(argv)
         now = f"; in SGLang {installed_version()} {', '.join(renamed)}" if renamed else ""

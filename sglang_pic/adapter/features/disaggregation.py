@@ -62,7 +62,7 @@ def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
             reception.receive(req, features, policy, modes)
         except Exception:
             logger.exception("sglang_pic: request %s failed to be received, and gets no spliced rows", req.rid)
-            reception.serve_apart(req)
+            reception.serve_as_opted_out(req)
 
     hook(__name__, "Req.__init__", on_request)
     hook(__name__, "Req.build_rebootstrap_payload", _ask_again)

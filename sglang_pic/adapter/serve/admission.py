@@ -19,7 +19,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.resolve import ResolveError
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState, goes_by_place
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState, needs_whole_batch
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import num_reads
@@ -53,9 +53,11 @@ class PicPrefillAdder(PrefillAdder):
         planning = self.tree_cache.planning
         self.rem_extend = planning.max_extend
         """Tokens that requests with splices may add to the batch, spliced ones included; None for no limit."""
-        self.goes_by_place = planning.place_waits or (bool(mixed) and any(map(goes_by_place, self.running_batch.reqs)))
+        self.needs_whole_batch = planning.next_batch_is_whole or (
+            bool(mixed) and any(map(needs_whole_batch, self.running_batch.reqs))
+        )
         """Whether the batch must not be narrowed."""
-        planning.place_waits = False
+        planning.next_batch_is_whole = False
         self.is_held_up = False
         """Whether an unfinished request waits for room."""
 
@@ -63,9 +65,9 @@ class PicPrefillAdder(PrefillAdder):
         """Plan the request, then admit it as SGLang does; if it is not admitted its donors are unlocked."""
         if self.is_held_up:
             return AddReqResult.OTHER
-        if self.has_runs and goes_by_place(req):
+        if self.has_runs and needs_whole_batch(req):
             # Nothing is spliced in the next batch, so that this request fits.
-            self.tree_cache.planning.place_waits = True
+            self.tree_cache.planning.next_batch_is_whole = True
             return AddReqResult.OTHER
         # Batches without runs are limited by SGLang alone.
         if self._free_sequences < 1 or (self.has_runs and self._room_for(req) < 1):
@@ -138,7 +140,7 @@ class PicPrefillAdder(PrefillAdder):
         except Exception as error:
             reason = Fallback.FAULT_RESOLVE if isinstance(error, ResolveError) else Fallback.FAULT_PLAN
             cache.recover([req], reason, error)
-        if self.goes_by_place:
+        if self.needs_whole_batch:
             req.pic.drop_plan(Fallback.BATCH)
 
     def _select_prefill_admission(self, req: Req, **options: Any) -> Any:
@@ -207,7 +209,7 @@ class PicPrefillAdder(PrefillAdder):
         plan = None
         with cache.guarded(Fallback.FAULT_PLAN, [req], is_admitted=True):
             plan = state.admit(req.prefix_len, req.extend_end, first_chunk=first_chunk)
-        self.goes_by_place |= goes_by_place(req)
+        self.needs_whole_batch |= needs_whole_batch(req)
         left = len(req.full_untruncated_fill_ids) - req.extend_end
         if left > 0:
             # SGLang reserves no slots for the rest of a chunked request, because it admits nothing after it. Here

@@ -30,8 +30,8 @@ class Fallback(Reason):
     MEDIA = (
         "media",
         "The request has video or audio, or images that this server cannot move: with another class of model, a store "
-        "of HiCache, PD disaggregation or DP attention, a draft without M-RoPE beside a model with it, or two that "
-        "SGLang identifies as one.",
+        "of HiCache, PD disaggregation or DP attention, a draft without M-RoPE beside a model with it, or two "
+        "images to which SGLang gives one id.",
     )
     MEMORY = "memory", "The KV pool was too full to lock the donors and admit the request."
     OFF = "off", "The request opted out, the server's settings exclude it, or the server is prefix only."

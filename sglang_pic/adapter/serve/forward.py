@@ -36,7 +36,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import GapBatch, Splice, build_gap_batch
 from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
 from sglang_pic.adapter.serve.rows import HostRows
-from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
+from sglang_pic.adapter.serve.state import PendingSplice, needs_whole_batch
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
 from sglang_pic.errors import ContractError
@@ -194,7 +194,7 @@ class ForwardPath:
         self, plans: Sequence[PendingSplice | None], batch: ScheduleBatch, model_runner: ModelRunner
     ) -> GapBatch:
         """The gap batch of a batch with at least one plan."""
-        assert not any(goes_by_place(req) for req in batch.reqs), "admission keeps such requests apart from plans"
+        assert not any(needs_whole_batch(req) for req in batch.reqs), "admission keeps such requests apart from plans"
         req_to_token = model_runner.req_to_token_pool.req_to_token
         rows = [req_to_token[req.kv.req_pool_idx] for req in batch.reqs]
         return build_gap_batch(
@@ -325,7 +325,7 @@ def _device_module(splicer: Splicer) -> Any:
     return torch.get_device_module(splicer.view.device)
 
 
-def hand_over(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = False) -> None:
+def attach_gap_batch(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = False) -> None:
     """Have the next forward pass over `forward_batch`, a `trial_batch`, execute `gap`, which all ranks have alike.
 
     A draft model's rows must be copied already.

@@ -76,8 +76,8 @@ class Planning:
         self.max_sequences, self.max_keys, self.max_extend = max_sequences, max_keys, max_extend
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
-        self.place_waits = False
-        """Whether a request of `goes_by_place` waits for a batch without splices."""
+        self.next_batch_is_whole = False
+        """Whether a request of `needs_whole_batch` waits for a batch without splices."""
 
     def refusal(self, req: Req) -> Fallback | None:
         """Why the request neither reuses nor donates, or `None`."""
@@ -177,10 +177,10 @@ class Planning:
         state: RequestState = req.pic
         plan = self._best_plan(req, rows, tokens, start, options)
         state.last_plan = LastPlan(plan.dropped, plan.changed_fields, plan.guarded)
-        # Before `keep_locks_of`: after an exception `rows` must have all locks.
+        # Before `transfer_locks`: after an exception `rows` must have all locks.
         shifts = self.media.shifts(plan.runs, tokens)
         pieces = [piece for run, shift in zip(plan.runs, shifts, strict=True) for piece in rows.pieces(run, shift)]
-        locks = rows.keep_locks_of([run.donor for run in plan.runs])
+        locks = rows.transfer_locks([run.donor for run in plan.runs])
         if plan.runs:
             state.pending = PendingSplice(plan, pieces, locks, self._host)
 

@@ -37,7 +37,7 @@ def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
             epoch = Epoch(num_weights=tree.num_weights, restarts=tree.faults.num_restarts)
             receive(req, tree.features, policy, modes, epoch=epoch)
         except Exception as error:
-            serve_apart(req)
+            serve_as_opted_out(req)
             tree.recover([req], Fallback.FAULT_OPTIONS, error)
 
     def after_weights(*_: object, **__: object) -> None:
@@ -85,7 +85,7 @@ def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, 
     )
 
 
-def serve_apart(req: Req) -> None:
+def serve_as_opted_out(req: Req) -> None:
     """Serve a request whose `receive` failed as if it had opted out."""
     namespace = Namespace(unmarked(req.extra_key, req.lora_id), req.cache_salt, req.lora_id)
     req.pic = RequestState(RequestOptions(mode=Mode.OFF), namespace=namespace)

@@ -27,10 +27,10 @@ class _Resident(NamedTuple):
     length: int
     num_here: int
     on_host: OnHost
-    """What is not on the device."""
+    """The rows on the host."""
     unlock: Callable[[], object]
     holes: Sequence[Span] = ()
-    """Spans whose window rows are nowhere."""
+    """Spans without window rows, on the device and on the host."""
     slots: torch.Tensor | None = None
     """Of the rows on the device, int64; None until a plan has the path."""
 
@@ -42,7 +42,7 @@ class ResolveError(Exception):
 class TreeRows(RowSource):
     """The rows of SGLang's tree, for one request's plans and donors of any `Namespace`.
 
-    It locks them until `keep_locks_of` or `release`. Rows on the host are resident, too. A tree for a draft model of
+    It locks them until `transfer_locks` or `release`. Rows on the host are resident, too. A tree for a draft model of
     EAGLE's kind identifies a row by its token and the next one, so the last token of a path has no row.
     """
 
@@ -120,7 +120,7 @@ class TreeRows(RowSource):
         return max(in_windows, end - max(start, min(end, found.num_here)))
 
     def holes(self, path: Path, start: int, end: int) -> Sequence[Span]:
-        """The parts of a resident span whose window rows are nowhere."""
+        """The parts of a resident span without window rows, on the device and on the host."""
         return () if self._windows is None else intersect_spans(self._found[path].holes, start, end)
 
     def pinned_len(self, path: Path) -> int:
@@ -168,7 +168,7 @@ class TreeRows(RowSource):
             self._found[run.donor] = found._replace(unlock=both.pop_all().close)
         return windows
 
-    def keep_locks_of(self, paths: list[Path]) -> ExitStack:
+    def transfer_locks(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; all others are released."""
         kept, locks = set(paths), ExitStack()
         for path in list(self._found):
@@ -181,7 +181,7 @@ class TreeRows(RowSource):
 
     def release(self) -> None:
         """Release all locks."""
-        self.keep_locks_of([]).close()
+        self.transfer_locks([]).close()
 
 
 @contextmanager

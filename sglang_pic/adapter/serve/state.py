@@ -269,7 +269,7 @@ def keep_apart(req: Req) -> None:
     req.extra_key = tree_key(state.namespace.extra_key, adapter=state.namespace.adapter, lane=OFF_LANE)
 
 
-def goes_by_place(req: Req) -> bool:
+def needs_whole_batch(req: Req) -> bool:
     """Whether SGLang finds inputs or outputs of the request by its tokens' places in the flat batch.
 
     A batch with such a request cannot be narrowed to its gaps.

@@ -17,7 +17,7 @@ import torch
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots, longest_borrowed, map_windows
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
-from sglang_pic.adapter.serve.forward import hand_over
+from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
@@ -179,7 +179,7 @@ class _Stopwatch:
             def compute(plan: Plan | None) -> None:
                 batch = make_batch()
                 if plan is not None:
-                    hand_over(batch, lay_out(plan))
+                    attach_gap_batch(batch, lay_out(plan))
                 trial_forward(self.runner, batch)
 
             made = make_batch()

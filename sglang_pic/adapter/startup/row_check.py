@@ -18,7 +18,7 @@ import torch
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest
-from sglang_pic.adapter.serve.forward import hand_over
+from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
@@ -69,7 +69,7 @@ def check_rows(
         bench = _Bench(runner, splicer, row, RowSlots(*slots), tokens, draft_input)
         errors = measure_rows(splicer, bench.compute, bench.slots, shifts)
         moved = judge_rows(agree_on_largest(errors, tp_group), view, shifts)
-        splicer.hold(moved.still_layers)
+        splicer.hold(moved.unrotated_layers)
         shares = bench.measure_gap_batch(wrong, _RUNS[: max_sequences - 1], max(shifts))
         gaps = judge_gaps(agree_on_largest(shares, tp_group), view, runner.prefill_attention_backend_str)
     return moved, gaps
@@ -121,7 +121,7 @@ class _Bench:
             info = batch.spec_info = self.draft_input(given)
             # The target's gap batch gives hidden states for computed tokens only.
             info.hidden_states = None if info.hidden_states is None else info.hidden_states[gap.kept]
-        hand_over(batch, gap, of_draft=self.draft_input is not None)
+        attach_gap_batch(batch, gap, of_draft=self.draft_input is not None)
         answers = GapRows(full, self._logits(batch), misled_logits)
         rows = zip(read_rows(view, here), read_rows(view, written), misled, strict=True)
         behind = [at for at in range(spans[0][1], _NUM_TOKENS) if not any(start <= at < end for start, end in spans)]

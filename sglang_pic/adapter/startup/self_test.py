@@ -19,7 +19,7 @@ import torch
 from sglang_pic.adapter.probe.borrowed_slots import PoolTooSmallError, borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
-from sglang_pic.adapter.serve.forward import hand_over
+from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
@@ -169,7 +169,7 @@ class _Bench:
         )
         if not rotate:
             gap.splice.shifts.zero_()
-        hand_over(batch, gap)
+        attach_gap_batch(batch, gap)
         moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in plan.runs]).to(self.full.device)
         full, spliced = PromptPass(logits, self.full[moved]), PromptPass(self._forward(batch), self.spliced[moved])
         return measure_prompt(self.splicer, full, spliced)

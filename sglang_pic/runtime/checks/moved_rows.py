@@ -83,7 +83,7 @@ class RowErrors:
     """An indexer's keys in any layer; they may have another dtype than the rows."""
     noisy_layers: tuple[int, ...] = ()
     """Layers after the first whose error is larger than in the tested models, but passes."""
-    still_layers: tuple[int, ...] = ()
+    unrotated_layers: tuple[int, ...] = ()
     """Layers, counted from the pool's first, with a rotary embedding but the same keys at any position; they are not
     rotated."""
 
@@ -145,7 +145,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
         UnsupportedError: other parts of rows depend on the position too, so no shift is exact.
     """
     limits = ROW_LIMITS[view.dtype]
-    still = _still_layers(errors, limits)
+    still = _unrotated_layers(errors, limits)
     errors, index = torch.where(still[:, None], errors[..., [2, 1, 2]], errors[..., :3]), errors[..., 3]
     keys, rest, wrong = errors[..., 0], errors[..., 1], _wrong(errors, limits)
     # The first layer that fails is the reason; later ones have its error in their inputs.
@@ -175,7 +175,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
         unmoved_keys=float(errors[farthest, turns, 2].min()) if turns.any() else 0.0,
         index_keys=float(index.max()),
         noisy_layers=tuple(view.start_layer + int(layer) for layer in (worst > limits.deeper).nonzero()[:, 0]),
-        still_layers=tuple(int(layer) for layer in still.nonzero()[:, 0]),
+        unrotated_layers=tuple(int(layer) for layer in still.nonzero()[:, 0]),
     )
 
 
@@ -213,7 +213,7 @@ def _judge_index(errors: Tensor, rows: Tensor, view: PoolView, shifts: Sequence[
         )
 
 
-def _still_layers(errors: Tensor, limits: RowLimits) -> Tensor:
+def _unrotated_layers(errors: Tensor, limits: RowLimits) -> Tensor:
     """`[num_layers]`: whether keys pass at every shift unrotated, and fail at one rotated."""
     turned, unturned = (_wrong(errors[..., kinds], limits)[..., 0].any(dim=0) for kinds in ([0, 1], [2, 1]))
     still = turned & ~unturned

@@ -26,7 +26,7 @@ from sglang_pic.adapter.features.images import Images
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.forward import hand_over
+from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.state import Judged, PendingSplice
@@ -200,7 +200,9 @@ class Bench:
         pieces, num_tokens = zip(pending.pieces, shifts, strict=True), plan.end
         pending.pieces = [piece._replace(shift=shift) for piece, shift in pieces]
         batch = self.batch(req, self.written)
-        hand_over(batch, build_gap_batch([pending], [0], [num_tokens], [num_tokens], [self.row], self.view.device))
+        attach_gap_batch(
+            batch, build_gap_batch([pending], [0], [num_tokens], [num_tokens], [self.row], self.view.device)
+        )
         return self.forward(batch)
 
     def measure(self, donor: Any, req: Any, further: int) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
 
     monkeypatch.setattr(PrefillAdder, "add_one_req", add)
     limits = {"max_sequences": 64, "max_keys": 1 << 24, "max_extend": None}
-    planning = SimpleNamespace(plan=lambda *_, **__: None, **limits, place_waits=False)
+    planning = SimpleNamespace(plan=lambda *_, **__: None, **limits, next_batch_is_whole=False)
     server.tree.planning = planning  # type: ignore[assignment]
     made = adder(None, server.tree, running=(request([1]),) * num_running)  # type: ignore[arg-type]
     result = made.add_one_req(request([1]), False, None)

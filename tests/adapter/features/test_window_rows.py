@@ -128,7 +128,7 @@ def test_windows_and_rotations_are_read_layer_by_layer(found: dict[str, Any]) ->
     assert rotary in found["rotary"]
     assert found["turning"] == turning
     # Its module says nothing: keys that turn are told from others by measuring.
-    assert found["start-up"]["still_layers"] == ((1, 3) if found["name"] == "tiny-cohere2" else ())
+    assert found["start-up"]["unrotated_layers"] == ((1, 3) if found["name"] == "tiny-cohere2" else ())
     assert found["start-up"]["keys"] < 1e-3
     assert found["start-up"]["unmoved_keys"] > 0.1
 

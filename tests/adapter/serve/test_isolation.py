@@ -16,7 +16,7 @@ from sglang_pic.adapter.features.pins import _describe
 from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict, tree_key
 from sglang_pic.adapter.serve.frontend import _validate
 from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
-from sglang_pic.adapter.serve.receive import serve_apart
+from sglang_pic.adapter.serve.receive import serve_as_opted_out
 from sglang_pic.errors import ConfigError
 from tests.helpers.builders import Server, request
 
@@ -85,7 +85,7 @@ def test_a_key_that_looks_like_ours_is_refused_and_changes_nothing() -> None:
             assert is_strict(req.extra_key)
             assert req.extra_key not in others
             assert req.extra_key == server.receive(TEXT, extra_key=adapted, lora_id=lora_id).extra_key
-            serve_apart(late := request(TEXT, extra_key=adapted, lora_id=lora_id))
+            serve_as_opted_out(late := request(TEXT, extra_key=adapted, lora_id=lora_id))
             assert late.extra_key == req.extra_key
     # Salts stand beside the key and are never searched for marks.
     server = Server()

@@ -311,10 +311,10 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     """It was on its way when they changed: its rows are of both."""
     published: list[Any] = []
 
-    def hand_over(cache: Any, *_: object, **__: object) -> None:
+    def insert_rows(cache: Any, *_: object, **__: object) -> None:
         cache._inserted.append((SimpleNamespace(prefix_len=0, adopted_ranges=None), 300))
 
-    monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", hand_over)
+    monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", insert_rows)
     cache: Any = make_tree(
         make_allocator(64, 1),
         planning=SimpleNamespace(refusal=lambda _: None, flush=lambda: None),

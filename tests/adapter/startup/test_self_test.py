@@ -13,7 +13,7 @@ import pytest
 import torch
 from pic_kernels import RopeParams
 
-from sglang_pic.adapter.serve.forward import hand_over
+from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.startup import self_test
 from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
@@ -95,9 +95,9 @@ def run_cases(runner: Any, tokenizer: Any, *, wanted: Sequence[str]) -> dict[str
             results[name] = run_self_test(runner, splicer, config, tokenizer=words, max_gaps=32, tp_group=None)
     if "not hooked" in wanted:
         # What a server without our wrapper of the forward pass would do: the prompt is computed as it is given.
-        self_test.hand_over = lambda *_: None
+        self_test.attach_gap_batch = lambda *_: None
         results["not hooked"] = run_self_test(runner, healthy, default, tokenizer=None, max_gaps=32, tp_group=None)
-        self_test.hand_over = hand_over
+        self_test.attach_gap_batch = attach_gap_batch
     if "small pool" in wanted:
         small = dataclasses.replace(view, num_slots=view.page_size + 512)
         results["small pool"] = run_self_test(

@@ -1,1 +1,1 @@
-"""What every experiment serves: prompts with the requests that compute their donors, and the calls of a trace."""
+"""The cases of every experiment: prompts with the requests that compute their donors, and the calls of a trace."""

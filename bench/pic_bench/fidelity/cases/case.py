@@ -72,7 +72,7 @@ def words(section: str, kind: type[T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What stands around the blocks of one kind of request."""
+    """The text around the blocks of one kind of request."""
 
     header: Ids
     markers: Sequence[Ids]

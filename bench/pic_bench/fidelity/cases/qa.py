@@ -12,7 +12,7 @@ from pic_bench.fidelity.cases.case import Case, Frame, FrameWords, place_blocks,
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import normalise
 
-# What a model of 135 M parameters can use.
+# As much as a model of 135 M parameters can use.
 MAX_DOCUMENTS = 6
 MAX_RETRIEVAL_DOCUMENTS = 3
 MAX_DOCUMENT_TOKENS = 200

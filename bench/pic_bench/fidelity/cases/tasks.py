@@ -55,7 +55,7 @@ _NAME = re.compile(r"\s*([\w.-]+)[^{]*")
 
 
 class TaskWords(msgspec.Struct, frozen=True):
-    """What a prompt says around its documents."""
+    """The text of a prompt around its documents."""
 
     header: str
     asks: str

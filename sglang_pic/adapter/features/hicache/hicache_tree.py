@@ -1,4 +1,4 @@
-"""The radix tree of a server with HiCache, whose rows are kept on the host and in a store, too."""
+"""The radix tree of a server with HiCache, whose rows may also be on the host and in a store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class HiCacheTree(PicRadixCache):
         """Write the rows of a node to the store: exact rows under SGLang's keys, approximate rows under our own.
 
         NOTE: SGLang's keys are made of tokens, the client's key and the salt. Servers without the plugin, and requests
-        that want exact rows, read what is written under them.
+        that want exact rows, read all rows that have such keys.
         """
         extra_key, _ = self.tree_core.prefetch_anchor_info(node_id)
         if is_strict(extra_key):

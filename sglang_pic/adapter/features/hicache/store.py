@@ -64,7 +64,8 @@ class StoreTier(Feature):
 
     Args:
         tree: SGLang's tree, whose controller is attached; a store may be attached to it, or detached, at any time.
-        read_fingerprint: returns a digest of what rows depend on beside tokens; all ranks call it together.
+        read_fingerprint: returns a digest of the model and of all else that rows depend on beside tokens; a
+            collective of all ranks.
         policy: the server's reuse policy; approximate rows of servers with another policy are not found.
         publication: publishes the loaded rows.
     """
@@ -174,7 +175,7 @@ class StoreTier(Feature):
             self._publication.publish_loaded(prefetch.namespace, prefetch.tokens, span, exact_end)
 
     def forget(self, handle: Any) -> None:
-        """Forget the prefetch of a request that left."""
+        """Forget the prefetch of a request that was aborted."""
         self._prefetches.pop(handle, None)
 
     def forget_ended(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_pic.adapter.features.audit import moments as audit_moments
+from sglang_pic.adapter.features.audit import audit_hooks
 from sglang_pic.adapter.features.audit.audit import DRAWN, is_drawn
 from sglang_pic.adapter.features.audit.audit_metrics import SKIPPED, SUSPENDED, WORST_KL, AuditSkip
 from sglang_pic.adapter.features.audit.ledger import Window
@@ -157,8 +157,8 @@ def test_a_busy_server_waits_for_a_step_before_the_next_one(monkeypatch: pytest.
 @pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.DECODE])
 def test_rounds_of_prefill_count_as_those_of_decoding(mode: ForwardMode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill server never decodes, and is not idle while rows are sent or awaited."""
-    bench, hooked = Bench(), hooks_of(monkeypatch, audit_moments)
-    audit_moments.install(bench.audit)
+    bench, hooked = Bench(), hooks_of(monkeypatch, audit_hooks)
+    audit_hooks.install(bench.audit)
     bench.serve()
     bench.scheduler.is_idle = False
     for _ in range(64):
@@ -212,8 +212,8 @@ def test_nothing_is_computed_once_memory_or_weights_are_not_the_servers(
 ) -> None:
     """To SGLang a server whose audits wait is idle: it may be told to unmap its weights or let others write them."""
     bench = Bench()
-    hooked = hooks_of(monkeypatch, audit_moments)
-    audit_moments.install(bench.audit)
+    hooked = hooks_of(monkeypatch, audit_hooks)
+    audit_hooks.install(bench.audit)
     for _ in range(3):
         bench.serve()
     bench.audit.step_if_idle(bench.scheduler)
@@ -235,8 +235,8 @@ def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(
 ) -> None:
     """What was spliced before is gone from the tree, or was of other weights, and says nothing of what comes."""
     bench = Bench()
-    hooked = hooks_of(monkeypatch, audit_moments)
-    audit_moments.install(bench.audit)
+    hooked = hooks_of(monkeypatch, audit_hooks)
+    audit_hooks.install(bench.audit)
     for _ in range(bench.config.audit_min - 1):
         bench.serve_broken()
     for _ in range(3):
@@ -295,7 +295,7 @@ def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
         request(PROMPT, pic=drawn_state() if drawn else request_state(), output_ids=output_ids)
         for drawn, output_ids in ((False, []), (True, []), (True, [7]))
     ]
-    watcher = audit_moments.FirstTokens(bench.audit)
+    watcher = audit_hooks.FirstTokens(bench.audit)
     told = watcher.watch(SimpleNamespace(reqs=reqs))  # type: ignore[arg-type]
     assert told is not None
     logits = torch.stack([torch.full((VOCAB,), float("nan")), logits_of(PROMPT), torch.zeros(VOCAB)])

@@ -19,7 +19,7 @@ from pic_platform import speculation
 from sglang_pic.adapter.features.drafts.draft import Draft
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
-from sglang_pic.adapter.serve.forward import hand_over
+from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
@@ -69,7 +69,7 @@ class Pair:
         batch = self._batch(self.target, self.tokens, slots, position)
         batch.capture_hidden_mode = CaptureHiddenMode.FULL
         if gap is not None:
-            hand_over(batch, gap)
+            attach_gap_batch(batch, gap)
         states = trial_forward(self.target, batch).logits_output.hidden_states
         batch = self._batch(self.draft.runner, torch.cat((self.tokens[1:], following)), slots, position)
         batch.capture_hidden_mode = CaptureHiddenMode.LAST
@@ -79,7 +79,7 @@ class Pair:
         seed = batch.spec_info.dsa_seed_topk_capture = self.worker._get_dsa_extend_topk_buf(1)
         batch.spec_info.dsa_seed_topk_select = (batch.extend_seq_lens.cumsum(0) - 1).long()
         if gap is not None:
-            hand_over(batch, gap, of_draft=True)
+            attach_gap_batch(batch, gap, of_draft=True)
         with self.draft.serving(), recorded() as chosen:
             (logits,) = trial_forward(self.draft.runner, batch).logits_output.next_token_logits
         assert set(seed[0].tolist()) - {-1} == chosen.layers[0][-1], "what is handed on was chosen for the last token"

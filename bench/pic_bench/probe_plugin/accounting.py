@@ -1,4 +1,4 @@
-"""Accounts for every slot, lock and index entry of an idle server, as the part `books` of `/server_info`."""
+"""Accounts for every slot, lock and index entry of an idle server, as the part `accounting` of `/server_info`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.sglang.seams import ModelRunner
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """What is where, and what is wrong with it."""
+class Accounting(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of slots, locks and index entries, and the problems found."""
 
     is_idle: bool
     """No request has a row, and HiCache copies none. Only then everything is accounted for."""
     problems: list[str]
-    """What is lost, held or wrong, in words."""
+    """Leaked, held or wrong slots, locks and entries, one sentence each."""
     wrong_rows: dict[str, int]
-    """Rows that a pass, a splice or this account found wrong since the start, by what is wrong with them."""
+    """Rows that a pass, a splice or this account found wrong since the start, by the kind of error."""
     num_spliced_rows: int
     """Spliced rows that were checked."""
     num_fetched_rows: int
@@ -40,8 +40,8 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     num_index_donors: int
 
 
-class Bookkeeper:
-    """Counts what the tree locks and evicts, and reads the books."""
+class Accountant:
+    """Counts the tree's locks and evictions, and makes the accounting."""
 
     def __init__(self, runner: ModelRunner, watch: RowWatch) -> None:
         self._runner: Any = runner
@@ -74,10 +74,10 @@ class Bookkeeper:
 
     def add_part(self, parts: dict[str, Any], *_: object) -> None:
         """Before the plugin shows its part of `/server_info`."""
-        parts["books"] = self.read
+        parts["accounting"] = self.read
 
-    def read(self) -> Books:
-        """The books; on the scheduler's thread."""
+    def read(self) -> Accounting:
+        """The accounting; on the scheduler's thread."""
         tree, runner, watch = self._tree, self._runner, self._watch
         # HiCache locks the rows that it copies.
         is_copying = tree.ongoing_write_through or tree.ongoing_load_back
@@ -90,7 +90,7 @@ class Bookkeeper:
             problems += self._check_slots(walk.slot_indices, walk.positions)
             problems += self._check_locks()
             problems += self._check_index(index)
-        return Books(
+        return Accounting(
             is_idle=is_idle,
             problems=problems,
             wrong_rows=dict(watch.found),
@@ -131,7 +131,7 @@ class Bookkeeper:
         return pins
 
     def _check_locks(self) -> Iterator[str]:
-        """Nothing but pins holds a lock, and what they lock is what they say."""
+        """Only pins hold locks, and they lock the slots that they report."""
         tree = self._tree
         pins = self._pins.report()
         # One, and where windows have a pool of their own one for each part of them.

@@ -30,7 +30,7 @@ def limit_gaps(runs: list[Run], most: int) -> list[Run]:
     return sorted((run for stretch in longest for run in stretch), key=lambda run: run.target_start)
 
 
-def hold_whole(runs: list[Run], whole: Sequence[Span], min_spliced: int) -> list[Run]:
+def keep_spans_whole(runs: list[Run], whole: Sequence[Span], min_spliced: int) -> list[Run]:
     """The runs, shortened to begin and end inside no span of `whole`, without those shorter than `min_spliced` then."""
     held: list[Run] = []
     for run in runs:

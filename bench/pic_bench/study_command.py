@@ -1,7 +1,7 @@
-"""The frame of the studies of this package: what a study is asked, how its work is timed, where its result goes.
+"""The command line of this package's studies: arguments, timing, and the file of the result.
 
-A module declares a `Study` with its arguments and decorates the function that measures; what is left in it is what it
-measures, the structs of its result and its table. Imports nothing that a machine with torch and Triton alone lacks.
+A module declares a `Study` with its arguments and decorates the function that measures; the module has only the
+measurement, the structs of its result and its table. Imports nothing that a machine with torch and Triton alone lacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TYPES = {"int": int, "float": float, "path": Path}
 
 
 class Finding(NamedTuple):
-    """What a study found."""
+    """The result of a study."""
 
     result: msgspec.Struct | None
     """For `--out` and `--json`."""
@@ -133,7 +133,7 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a study writes with `--out`."""
+    """The file that a study writes with `--out`."""
 
     schema_version: int = 1
     environment: Environment
@@ -150,7 +150,7 @@ def result_of(kind: type[R], args: argparse.Namespace, **found: object) -> R:
 
 
 def keep(args: argparse.Namespace, result: msgspec.Struct) -> None:
-    """Write a result, or what there is of it so far, where `--out` asks for it."""
+    """Write a result, or its part so far, into the file of `--out`."""
     if getattr(args, "out", None) is not None:
         write_json(args.out, result)
 
@@ -176,7 +176,7 @@ def at_least(least: Number) -> Callable[[str], Number]:
 
 
 def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[float, T]:
-    """Seconds that a call took, and what it gave."""
+    """Seconds that a call took, and its result."""
     start = time.perf_counter()
     result = call(*args, **kwargs)
     return time.perf_counter() - start, result

@@ -1,4 +1,4 @@
-"""The patched server of a soak: its books at idle points, its counters, its memory."""
+"""The patched server of a soak: its accounting at idle points, its counters, its memory."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     at_end: float
 
 
-class Patient:
+class WatchedServer:
     """Looks after one server that runs already."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        # A decode server has no books of the plugin's: SGLang checks its pool itself, and ends it where slots leak.
+        # A decode server has no accounting of ours: SGLang checks its pool itself, and ends the server if slots leak.
         self._servers = [server, server.decode] if isinstance(server, Pair) else [server]
         self.leaks: list[str] = []
         self.num_idle_points = 0
@@ -58,20 +58,20 @@ class Patient:
         self._memory.append((time.monotonic(), sum(process.memory_info().rss for process in self._schedulers)))
 
     def wait_idle(self) -> Counter[str]:
-        """Wait until nothing runs and no audit waits, then read the books; what is wrong with them is a leak.
+        """Wait until nothing runs and no audit waits, then read the accounting; each of its problems is a leak.
 
         Returns:
-            The numbers in the books, added up over the ranks that serve requests of their own.
+            The numbers of the accounting, added up over the ranks that serve requests of their own.
         """
         deadline = time.monotonic() + _IDLE_TIMEOUT_S
         while True:
             self.server.check_alive()
             states = self._states()
-            books = [state["books"] for state in states]
+            accounts = [state["accounting"] for state in states]
             waiting = {
-                "requests have rows": not all(each["is_idle"] for each in books),
+                "requests have rows": not all(each["is_idle"] for each in accounts),
                 "audits wait": any(_audit(state)["num_pending"] for state in states),
-                "slots are borrowed": any(each["num_borrowed_slots"] for each in books),
+                "slots are borrowed": any(each["num_borrowed_slots"] for each in accounts),
             }
             if not any(waiting.values()):
                 break
@@ -82,18 +82,18 @@ class Patient:
             time.sleep(_POLL_S)
         self.num_idle_points += 1
         where = f"idle point {self.num_idle_points}"
-        self.leaks += [f"{where}: {problem}" for each in books for problem in each["problems"]]
+        self.leaks += [f"{where}: {problem}" for each in accounts for problem in each["problems"]]
         for pin in (pin for state in states if "pins" in state for pin in state["pins"]["held"]):
             if (pin["name"], pin["extra_key"], pin["has_salt"]) not in self._pins:
                 self.leaks.append(f"{where}: nobody set the pin {pin['name']}")
-        return _added(books)
+        return _added(accounts)
 
     def flush(self) -> None:
         """Empty the cache, and see that nothing is left of it."""
         self.server.post("/flush_cache?timeout=60", {})
         self._pins.clear()
-        books = self.wait_idle()
-        if left := {name: books[name] for name in _EMPTIED if books[name]}:
+        accounts = self.wait_idle()
+        if left := {name: accounts[name] for name in _EMPTIED if accounts[name]}:
             self.leaks.append(f"left by a flush: {left}")
 
     def counters(self) -> Counter[str]:
@@ -116,8 +116,8 @@ class Patient:
         return Memory(after_warm_up=around(started_at + warm), at_end=around(ended_at - window))
 
     def stale_rows(self) -> Counter[str]:
-        """Wrong rows that the server has found since its start, by what is wrong with them."""
-        return _added(state["books"]["wrong_rows"] for state in self._states())
+        """Wrong rows that the server has found since its start, by the kind of error."""
+        return _added(state["accounting"]["wrong_rows"] for state in self._states())
 
     def num_audited(self) -> int:
         """Requests that were audited."""
@@ -138,7 +138,7 @@ class Patient:
 
 
 def _audit(state: dict[str, Any]) -> Counter[str]:
-    """What the audit says of itself; with DP attention there is none."""
+    """The audit's part of `/server_info`; none with DP attention."""
     return Counter(state.get("audit") or {})
 
 

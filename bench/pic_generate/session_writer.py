@@ -76,11 +76,11 @@ class Draft(Writer):
         return answer
 
     def session(self) -> Session:
-        """What has been written."""
+        """The session as written so far."""
         return Session(session_id=self._session_id, source=f"gen:{self._name}", pool=self._pool, specs=self._specs)
 
 
-class Studio:
+class WriterFactory:
     """Hands out the writers and drafts of one spec."""
 
     def __init__(self, name: str, *, seed: int, sessions: int, tokenizer: str | None) -> None:
@@ -89,7 +89,7 @@ class Studio:
         self._count_tokens = load_token_counter(tokenizer) if tokenizer else None
 
     def writer(self, purpose: str) -> Writer:
-        """A stream of text for what all sessions share."""
+        """A stream of text for the parts that all sessions share."""
         return Writer(f"{purpose} {self._seed}", self._count_tokens)
 
     def drafts(self) -> Iterator[Draft]:
