@@ -34,14 +34,14 @@ from tqdm import tqdm
 from pic_bench.core import CASES, fill_index, make_prompt
 from pic_bench.report.markdown import Table
 from pic_bench.study_command import Finding, Result, Study, at_least, ms, result_of
-from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.serve import account
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.media import TextOnly
+from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.publish import Publication
+from sglang_pic.adapter.serve.planning import Limits, Planning
 from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Tokens
 from sglang_pic.errors import BenchError
@@ -150,9 +150,8 @@ class _Host:
             at += len(document)
         self.in_tree = _Stopwatch(self.tree, "match_prefix", "path_device_indices", "lock", "unlock")
         self.table = torch.arange(at, at + longest, dtype=torch.int32).unsqueeze(0)
-        self.planning = Planning(index, config, cost=None, max_sequences=4096, max_keys=1 << 24)
-        self.accounting = account.Accounting(Series(account.METRICS, None))
-        self.publication = Publication(index, frozenset())
+        self.stations = Stations(config, index, frozenset(), Modes(config), TextOnly())
+        self.planning = Planning(self.stations, Limits(4096, 1 << 24))
         self.runner: Any = SimpleNamespace(
             lora_manager=None,
             prefill_aware_swa=False,
@@ -182,7 +181,8 @@ class _Host:
         seconds["plan"] -= seconds["tree"]
         with step("admit"):
             plan = req.pic.admit(0, total, first_chunk=True)
-            self.accounting.count_admitted(req, plan, self.planning.refusal(req), first_chunk=True)
+            refusal = self.stations.eligibility.refusal(req)
+            self.stations.accounting.count_admitted(req, plan, refusal, first_chunk=True)
             pending = req.pic.take_plan()
         if pending is not None:
             batch = _forward_batch(prompt, self.table)
@@ -195,7 +195,7 @@ class _Host:
                 gap.per_request_view(batch)
         req.extra_key = _PUBLISHED.extra_key
         with step("publish"):
-            self.publication.publish(req, total, adopted_from=0)
+            self.stations.publication.publish(req, total, adopted_from=0)
         self.index.flush(_PUBLISHED)
         return req, seconds
 

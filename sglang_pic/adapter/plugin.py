@@ -12,9 +12,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from sglang_pic.adapter.features.drafts import draft_workers
 from sglang_pic.adapter.serve import frontend
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
+from sglang_pic.adapter.startup import draft_workers
 from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError, ContractError, PicError
 

@@ -5,6 +5,7 @@ One table, because start-up checks it and the reference page prints it; most of 
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -13,8 +14,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.sglang.bodies import known_versions
-from sglang_pic.adapter.sglang.contract import BUILT_FOR, FEATURES, check_contract
+from sglang_pic.adapter.sglang.contract import (
+    BUILT_FOR,
+    FEATURES,
+    changed_attention,
+    check_contract,
+    describe_changes,
+)
 from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.rope import (
@@ -25,6 +33,8 @@ from sglang_pic.runtime.rope import (
     UNKNOWN_EMBEDDING,
 )
 from sglang_pic.runtime.views import KNOWN_POOLS, OTHER_ROWS, PLAIN_LAYOUT, REFUSED_POOLS, UNKNOWN_POOL
+
+logger = logging.getLogger(__name__)
 
 
 class Area(Enum):
@@ -213,6 +223,15 @@ def check_features(ctx: BuildContext) -> list[str]:
     return [path for name, what in needed.items() for path in check_contract(FEATURES[name], without=what)]
 
 
+def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
+    """Log on one rank which functions of SGLang differ from the tested version, those of the backend included."""
+    if ctx.tp_rank != 0:
+        return
+    changed = [*changed_bodies, *changed_attention(prefill_backend(ctx.tp_worker.model_runner))]
+    if changed:
+        logger.warning("sglang_pic: %s", describe_changes(changed))
+
+
 def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
     """The entries of some levels that a server has by a flag or by its model: those with a `path`."""
     mode = disaggregation_mode(ctx)
@@ -238,6 +257,14 @@ def always_computed(ctx: BuildContext, fallback: Fallback) -> str:
     """Why a server computes every request that could fall back so, in sentences; empty where it does not."""
     found = (entry.reason for entry in present(ctx, Level.FALLS_BACK) if entry.fallback == fallback.value)
     return " ".join(reason for reason in found if reason != fallback.description)
+
+
+def default_mode(ctx: BuildContext) -> Mode | None:
+    """The default mode of requests if the server's flags decide it, which one rank logs; None if the operator does."""
+    reason = always_computed(ctx, Fallback.OFF)
+    if reason and ctx.tp_rank == 0:
+        logger.info("sglang_pic: %s", reason)
+    return Mode.OFF if reason else None
 
 
 def disaggregation_mode(ctx: BuildContext) -> str:

@@ -12,7 +12,8 @@ import pytest
 from sglang_pic.adapter.features import tenants
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.serve import forward, frontend, planning, publish
+from sglang_pic.adapter.serve import forward, frontend, publish
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.forward import ForwardPath
 from tests.helpers.builders import Server, make_planning
 
@@ -22,7 +23,8 @@ LABELS = {"model_name": "m"}
 
 def test_plans_the_index_and_tenants_are_exported(registry: Any) -> None:
     server = Server()
-    server.planning = make_planning(server.index, server.config, series=Series(planning.METRICS, LABELS))
+    server.stations.series = lambda metrics: Series(metrics, LABELS)
+    server.planning = make_planning(server.stations)
     server.publication = publish.Publication(server.index, frozenset(), Series(publish.METRICS, LABELS))
     counts = tenants.Tenants(Series(tenants.METRICS, LABELS))
     server.serve(TEXT, cache_salt="acme")
@@ -61,14 +63,12 @@ def test_a_tenant_is_named_by_its_salt_and_never_by_an_adapter() -> None:
 
 
 def test_splices_are_timed_once_the_server_serves(registry: Any) -> None:
-    path = ForwardPath(
-        SimpleNamespace(splice=lambda *_: None),  # type: ignore[arg-type]
-        series=Series(forward.METRICS, LABELS),
-    )
+    splicer: Any = SimpleNamespace(splice=lambda *_: None)
+    path = ForwardPath(splicer, Features(), None, (), Series(forward.METRICS, LABELS))  # type: ignore[arg-type]
     moved = SimpleNamespace(src=None, dst=None, shifts=None, windows=None)
     gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), host=None)
-    for path.recover in (None, lambda *_, **__: None):
-        path.move_rows(gap)
+    for is_trial in (True, False):
+        path._move(gap, is_trial=is_trial)
     assert registry.get_sample_value("sglang:pic_splice_seconds_count", LABELS) == 1
 
 

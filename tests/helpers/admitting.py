@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, Features
+from sglang_pic.adapter.serve.planning import Limits
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Exactness, Plan
 from tests.helpers import builders
@@ -32,16 +33,15 @@ def plan(end: int, *runs: tuple[int, int]) -> Plan:
 
 
 class Cache:
-    """Stands for the cache and what admission finds on it: plans each request as the request says."""
+    """Stands for the cache and what admission is given: plans each request as the request says."""
 
     def __init__(self, max_sequences: int = 64, max_keys: int = 1 << 24, max_extend: int | None = None) -> None:
-        self.planning = self.accounting = self.publication = self
+        self.planning = self.stations = self.eligibility = self.accounting = self.publication = self.recovery = self
         self.feature = Feature()
         self.features = Features([self.feature])
         self.refused: Fallback | None = None
         self.cost = None
-        self.max_sequences, self.max_keys, self.next_batch_is_whole = max_sequences, max_keys, False
-        self.max_extend = max_extend
+        self.limits, self.next_batch_is_whole = Limits(max_sequences, max_keys, max_extend), False
         self.num_locked = self.num_locked_elsewhere = 0
         self.asked: list[tuple[int, int, int]] = []
         """Per plan, where it begins, how many gaps it may have, and how much the batch computes already."""
@@ -84,14 +84,14 @@ class Cache:
         self.counted.append((plan.num_spliced if plan else 0, req.pic.last_plan.lost))
 
 
-def adder(budget: int | None, cache: Cache, *, running: tuple[Any, ...] = ()) -> Any:
+def adder(budget: int | None, cache: Any, shared: Any = None, *, running: tuple[Any, ...] = ()) -> Any:
     """As SGLang makes one for a round; `running` requests decode in the same batch."""
     made = PicPrefillAdder.__new__(PicPrefillAdder)
     stock = PrefillAdder.__init__
     try:
         PrefillAdder.__init__ = lambda self, *_, **__: setattr(self, "running_batch", SimpleNamespace(reqs=running))
         made.tree_cache = cache
-        made.__init__(PAGE, cache, None, None, 0.5, 100, budget, len(running))  # type: ignore[misc]
+        made.__init__(shared or cache, PAGE, cache, None, None, 0.5, 100, budget, len(running))  # type: ignore[misc]
     finally:
         PrefillAdder.__init__ = stock
     made.page_size = PAGE

@@ -11,7 +11,7 @@ from sglang_pic.adapter.features.audit.audit import Audit, is_drawn
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.config import PicConfig
-from tests.helpers.builders import BareRunner, Kept, make_allocator, request, request_state
+from tests.helpers.builders import BareRunner, Kept, make_allocator, make_stations, raises, request, request_state
 
 VOCAB, POOL = 50, 4096
 PROMPT = [7 * i % 1000 for i in range(2 * STEP_TOKENS + 44)]
@@ -91,7 +91,9 @@ class Bench:
         self.runner.token_to_kv_pool_allocator = self.tree.token_to_kv_pool_allocator
         self.config = PicConfig(audit_rate=settings.pop("audit_rate", 1.0), **settings)
         self.series = Kept()
-        self.audit = Audit(self.runner, self.config, self.series, None, sends_rows=sends_rows)  # type: ignore[arg-type]
+        stations = make_stations(config=self.config, series=lambda _: self.series)
+        stations.recovery = SimpleNamespace(recover=raises)
+        self.audit = Audit(self.runner, stations, None, sends_rows=sends_rows)  # type: ignore[arg-type]
 
     def serve(
         self,
@@ -110,9 +112,11 @@ class Bench:
         state = request_state(namespace=key, generation=self.audit.generation(key), **reused)
         req = request(tokens, pic=state, lora_id=lora_id)
         self.audit.on_admitted(req)
-        if is_drawn(state):
-            self.audit.keep(req, logits_of(tokens) if logits is None else logits)
-        return is_drawn(state)
+        was_drawn = is_drawn(state)
+        if (keep := self.audit.watch(SimpleNamespace(reqs=[req]))) is not None:  # type: ignore[arg-type]
+            logits = logits_of(tokens) if logits is None else logits
+            keep(SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=[logits])))  # type: ignore[arg-type]
+        return was_drawn
 
     def audit_one(self, logits: torch.Tensor | None = None, **request: Any) -> None:
         """A request on spliced rows comes by, and is audited."""

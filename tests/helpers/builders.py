@@ -20,10 +20,14 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from sglang_pic.adapter.metrics import Metric, Series
+from sglang_pic.adapter.serve.account import Accounting
+from sglang_pic.adapter.serve.faults import Faults, Recovery
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.modes import Modes
+from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.media import TextOnly
+from sglang_pic.adapter.serve.modes import Eligibility, Modes
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.planning import Limits, Planning
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
 from sglang_pic.adapter.serve.state import Counts, Epoch, LastPlan, PendingSplice, RequestState
@@ -166,7 +170,7 @@ def make_tree(
     kind: type[PicRadixCache] = PicRadixCache,
     is_eagle: bool = False,
     window: int | None = None,
-    **ours: Any,
+    stations: Any = None,
 ) -> PicRadixCache:
     """Our cache over SGLang's own tree of these slots; for EAGLE a row is named by the next token, too.
 
@@ -181,14 +185,35 @@ def make_tree(
         tree_components=(ComponentType.FULL,) if window is None else (ComponentType.FULL, ComponentType.SWA),
         sliding_window_size=window,
     )
-    tree = kind(params)
-    tree.serve_with(**{"accounting": SimpleNamespace(), **ours})
-    return tree
+    return kind(stations or make_stations(), params)
 
 
-def make_planning(index: Any, config: PicConfig, **others: Any) -> Planning:
-    """The planner over an index."""
-    return Planning(index, config, **{"cost": None, "max_sequences": 64, "max_keys": 1 << 24, **others})
+def make_stations(index: Any = None, config: PicConfig | None = None, **ours: Any) -> Any:
+    """What stations share, with `ours` in the place of what a server without features and metrics has."""
+    index, config = index or ContentIndex(), config or PicConfig()
+    made = SimpleNamespace(config=config, index=index, labels=None, ranks=None, series=lambda _: Series((), None))
+    made.accounting, made.faults, made.features = Accounting(Series((), None)), Faults(), Features()
+    made.modes, made.media = Modes(config), TextOnly()
+    vars(made).update(ours)
+    made.publication = ours.get("publication") or Publication(index, frozenset())
+    made.recovery = Recovery(made.faults, made.accounting, made.publication, made.features)
+    made.eligibility = Eligibility(config.core.sink_tokens, made.media, made.modes, made.faults, made.features)
+    return made
+
+
+def make_planning(stations: Any, **others: Any) -> Planning:
+    """The planner of a server without host and windows."""
+    return Planning(stations, **{"limits": Limits(64, 1 << 24), **others})
+
+
+def make_path(splicer: Any, *draft_splicers: Any, recover: Callable[..., None] | None = None) -> ForwardPath:
+    """The forward passes of a server without features; exceptions are raised, or given to `recover`."""
+    recovery: Any = SimpleNamespace(recover=recover or raises)
+    return ForwardPath(splicer, Features(), recovery, draft_splicers)
+
+
+def raises(_: object, __: object, error: Exception, **___: object) -> None:
+    raise error
 
 
 class Broken(Exception):
@@ -275,8 +300,8 @@ class Server:
     def __init__(self, **core: Any) -> None:
         self.config = PicConfig(core=CoreConfig(**{**BASE, **core}))
         self.index, self.tree = ContentIndex(self.config.core), Tree()
-        self.planning = make_planning(self.index, self.config)
-        self.publication = Publication(self.index, frozenset())
+        self.stations = make_stations(self.index, self.config)
+        self.planning, self.publication = make_planning(self.stations), self.stations.publication
 
     def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
         req = request(tokens, pic or {}, **fields)

@@ -11,11 +11,10 @@ import torch
 from pic_kernels.numerics import relative_l2
 
 from sglang_pic.adapter.probe.extend import trial_batch
-from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
-from tests.helpers.builders import fail, request, request_state, scheduled, splice
+from tests.helpers.builders import fail, make_path, request, request_state, scheduled, splice
 from tests.helpers.row_runner import Runner, geometry_of
 
 END, DONOR_POSITION = 40, 100
@@ -94,12 +93,14 @@ class Pair:
             head.req_to_token_pool = self.target.req_to_token_pool
         self.table = self.target.req_to_token_pool.req_to_token
         self.tokens = torch.arange(END) * 7 % 1_000
-        self.path = ForwardPath(splicer_of(self.target), draft_splicers=[*map(splicer_of, self.heads)])
+        self.path = make_path(splicer_of(self.target), *map(splicer_of, self.heads), recover=self._note)
         for runner in (self.target, *self.heads):
             runner.path = self.path
         self.released: list[str] = []
         self.noted: list[tuple[object, ...]] = []
-        self.path.recover = lambda *given, **how: self.noted.append((*given, how["is_admitted"], how["in_pass"]))
+
+    def _note(self, *given: object, is_admitted: bool, in_pass: bool) -> None:
+        self.noted.append((*given, is_admitted, in_pass))
 
     def prefill(
         self,

@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from sglang_pic.adapter.features.hicache import hicache_tree
+from sglang_pic.adapter.features.hicache import store
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
 from tests.helpers.builders import hooks_of
@@ -127,8 +127,7 @@ def attach_host(
     tree.write_through_threshold = 1 if write_policy == "write_through" else 2
     tree.is_write_back = write_policy == "write_back"
     window = None if windows is None else tree.swa_retain_window
-    tree.host = tree.planning._host = HostTier(tree, pool.size_per_token, window)
-    tree.features.add(tree.host)
+    tree.features.add(HostTier(tree, pool.size_per_token, window))
     return pool
 
 
@@ -160,11 +159,10 @@ def attach_store(tree: Any, folder: Path) -> None:
     controller._start_storage_threads()
     tree.prefetch_stop_policy = "wait_complete"
     tree.prefetch_timeout_base, tree.prefetch_timeout_per_page = 20.0, 0.0
-    tree.store = StoreTier(tree, lambda: b"rows", publication=tree.publication)
-    tree.features.add(tree.store)
+    tree.features.add(StoreTier(tree, lambda: b"rows", publication=tree.publication))
     with pytest.MonkeyPatch.context() as patch:
-        hooks = hooks_of(patch, hicache_tree)
-        hicache_tree.install(tree.store)
+        hooks = hooks_of(patch, store)
+        tree.store.install()
     for target, function in hooks.items():
         name = target.rpartition(".")[2]
         if hasattr(controller, name):

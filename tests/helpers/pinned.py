@@ -20,7 +20,7 @@ from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, RowNames
-from tests.helpers.builders import Kept, make_allocator, make_tree, request
+from tests.helpers.builders import Kept, make_allocator, make_stations, make_tree, request
 
 POOL = 4096
 
@@ -38,11 +38,11 @@ class Server:
         self.pool, self.page_size, self.lookahead, self.series = pool, page_size, lookahead, Kept()
         self.clock = 0.0
         index = ContentIndex(names=RowNames(page_size, lookahead))
-        self.pins = Pins(index, max_pinned, self.series, now=lambda: self.clock)
         self.refusal: Fallback | None = None
-        nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, next_batch_is_whole=False)
-        ours: dict[str, Any] = {"planning": nothing, "features": Features([self.pins]), "publication": nothing}
-        self.tree = make_tree(self.allocator, is_eagle=bool(lookahead), **ours)
+        eligibility: Any = SimpleNamespace(refusal=lambda _: self.refusal)
+        self.pins = Pins(index, eligibility, max_pinned, self.series, now=lambda: self.clock)
+        self.stations = make_stations(features=Features([self.pins]))
+        self.tree = make_tree(self.allocator, is_eagle=bool(lookahead), stations=self.stations)
         self.running: list[tuple[Any, Any]] = []
 
     def start(self, tokens: list[int], *, key: str | None = None, salt: str | None = None, **options: Any) -> Any:

@@ -32,6 +32,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from torch.cpu import Event
 
 from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
+from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.features.window_rows import WindowRowsInTree
 from sglang_pic.adapter.metrics import Series
@@ -40,13 +41,14 @@ from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.serve.planning import Limits
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
 from sglang_pic.adapter.serve.rows import Piece, Place
 from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
-from tests.helpers.builders import make_allocator, make_planning, make_tree, request
+from tests.helpers.builders import make_allocator, make_planning, make_stations, make_tree, request
 from tests.helpers.host_rows import HostRows, attach_host, attach_store
 from tests.helpers.processes import join_group
 from tests.helpers.traffic import BREAK, NUM_WORDS, Traffic
@@ -126,17 +128,17 @@ class Rank:
         # With a host the index has to remember what left the device.
         core = CONFIG.core if host is None else msgspec.structs.replace(CONFIG.core, max_index_tokens=8 * POOL)
         self.index = ContentIndex(core, lexicon=Lexicon(TEXTS), names=names, row_lookahead=draft.lookahead)
-        self.pins = Pins(self.index, MAX_PINNED, Series((), None))
-        shared = {"features": Features([self.pins]), "faults": self.faults}
-        self.planning = make_planning(self.index, CONFIG, cost=COST, max_sequences=32, max_keys=1 << 24, **shared)
         self.publication = Publication(self.index, frozenset({BREAK}))
-        ours = {"planning": self.planning, "publication": self.publication, **shared}
+        stations = make_stations(self.index, CONFIG, publication=self.publication, faults=self.faults)
+        self.eligibility = stations.eligibility
         kind, window = PicRadixCache if host is None else HiCacheTree, WINDOW if num_windows else None
-        self.tree = make_tree(self.allocator, kind=kind, is_eagle=draft.is_eagle, window=window, **ours)
+        form: Any = {"kind": kind, "is_eagle": draft.is_eagle, "window": window}
+        self.tree = make_tree(self.allocator, stations=stations, **form)
         # Where windows have a pool of their own, what its slots hold.
         self.window_rows: dict[int, Row] = {}
-        if num_windows:
-            self.planning._windows = self.pins._windows = WindowRowsInTree(self.tree, self._table())
+        windows = WindowRowsInTree(self.tree, self._table()) if num_windows else None
+        self.pins = Pins(self.index, self.eligibility, MAX_PINNED, Series((), None), windows)
+        stations.features.add(self.pins)
         self.running: list[Any] = []
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
         self.rows: dict[int, Row] = {}
@@ -146,13 +148,15 @@ class Rank:
         self.loads = True
         """Whether what an exact match has on the host is loaded back, most of the time."""
         if host is not None:
-            windows = (self.window_rows, host.size * num_windows // POOL) if num_windows else None
-            form = (host.size, host.write_policy, windows)
-            self.host_pool = attach_host(self.tree, self.rows, *form, has_side_pool=host.has_side_pool)
+            on_host = (self.window_rows, host.size * num_windows // POOL) if num_windows else None
+            sizes = (host.size, host.write_policy, on_host)
+            self.host_pool = attach_host(self.tree, self.rows, *sizes, has_side_pool=host.has_side_pool)
             if host.store is not None:
                 for pool in filter(None, (self.host_pool, self.host_pool.beside)):
                     pool.decode = _decoded
                 attach_store(self.tree, host.store)
+        form = {"limits": Limits(32, 1 << 24), "cost": COST, "host": stations.features.find(HostTier)}
+        self.planning = make_planning(stations, windows=windows, **form)
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
         """Match, plan, take slots; what was decided."""
@@ -319,7 +323,7 @@ class Rank:
             params = base.InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
             self._leave_windows(req, length, params)
             result = self.tree.insert(params)
-            if self.planning.refusal(req) is None:
+            if self.eligibility.refusal(req) is None:
                 again = adopted_again(result)
                 self.counts["adopted again"] += sum(end - start for start, end in again)
                 self.publication.publish(req, length, adopted_from=result.prefix_len, adopted_again=again)

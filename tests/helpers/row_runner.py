@@ -12,7 +12,7 @@ from torch import nn
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
-from tests.helpers.builders import BareRunner, make_pool
+from tests.helpers.builders import BareRunner, make_path, make_pool
 from tests.helpers.rope_models import RadixAttention
 
 
@@ -74,7 +74,7 @@ class Runner(BareRunner):
     def splicer(self, geometry: RopeGeometry | None = None) -> Splicer:
         """As a server has it, in the path of its forward passes."""
         splicer = Splicer(view_pool(self.token_to_kv_pool), geometry or geometry_of(self))
-        self.path = ForwardPath(splicer)
+        self.path = make_path(splicer)
         return splicer
 
 

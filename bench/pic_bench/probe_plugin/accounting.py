@@ -83,7 +83,7 @@ class Accountant:
         is_copying = tree.ongoing_write_through or tree.ongoing_load_back
         is_idle = len(runner.req_to_token_pool.free_slots) == runner.req_to_token_pool.size and not is_copying
         walk = tree.tree_core.walk_for_kv_canary(unlocked_only=False, swa_resident_only=False)
-        index = tree.planning._index
+        index = tree.publication.index
         stats = index.stats()
         problems: list[str] = []
         if is_idle:

@@ -101,7 +101,7 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
 def _count(
     passes: Counter[bool],
     output: Any,
-    path: Any,
+    _path: object,
     _compute: object,
     _runner: object,
     _batch: object,
@@ -109,7 +109,7 @@ def _count(
     *_: Any,
 ) -> None:
     """After a gap pass: whether a captured graph replayed it; those of start-up and of drafts do not count."""
-    if path.recover is not None and not planned.of_draft:
+    if not (planned.is_trial or planned.of_draft):
         passes[output.can_run_graph] += 1
 
 
@@ -140,7 +140,7 @@ def _watch_rows(worker: Any) -> None:
     """Watch the rows of a scheduler."""
     from pic_bench.probe_plugin.accounting import Accountant
     from pic_bench.probe_plugin.row_watch import RowWatch
-    from sglang_pic.adapter.features.drafts.draft_workers import drafts_of
+    from sglang_pic.adapter.startup.draft_workers import drafts_of
     from sglang_pic.runtime.views import view_pool
 
     runner: Any = worker.model_runner
@@ -207,12 +207,12 @@ class _Faults:
         self._flipped = []
 
 
-def _add_recorder(folder: Path, path: Any, splicer: Any, observers: Any = (), **draft: Any) -> Any:
+def _add_recorder(folder: Path, _path: object, _splicer: object, features: Any, *_: object) -> None:
     from pic_bench.probe_plugin.recorder import Recorder
 
     recorder = Recorder(folder)
     _hook("AFTER", _LOGITS, recorder.keep)
-    return (path, splicer, [*observers, recorder]), draft
+    features.add(recorder)
 
 
 def _sharpen(_result: None, model: Any, *_args: object, **_kwargs: object) -> None:

@@ -17,16 +17,20 @@ import numpy as np
 import torch
 
 from pic_bench.probe_plugin.options import probe_of
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Feature
 
 logger = logging.getLogger(__name__)
 
 
-class Recorder:
-    """An observer of forward passes.
+class Recorder(Feature):
+    """Watches forward passes.
 
     Args:
         folder: where the files go; made if it is not there.
     """
+
+    fault = Fallback.FAULT_GAPS
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -27,6 +27,7 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.state import Counts, RequestState
 from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.adapter.sglang.seams import BuildContext, Req
+from sglang_pic.adapter.support import disaggregation_mode
 from sglang_pic.core import ReusePolicy
 
 logger = logging.getLogger(__name__)
@@ -35,9 +36,10 @@ _COUNTS: Final = slice(11, 16)
 """Places of our counts among the 16 numbers of a request; the contract checks that SGLang does not use 7 to 15."""
 
 
-def install_sender() -> None:
+def make_sender(ctx: BuildContext, _: object) -> None:
     """Register the hook of a prefill server; SGLang applies it when its registry is applied."""
-    hook(__name__, "MetadataBuffers.set_buf", _send_counts)
+    if disaggregation_mode(ctx) == "prefill":
+        hook(__name__, "MetadataBuffers.set_buf", _send_counts)
 
 
 def create_decode_cache(ctx: BuildContext, policy: ReusePolicy, modes: Modes) -> Any:
@@ -49,12 +51,7 @@ def create_decode_cache(ctx: BuildContext, policy: ReusePolicy, modes: Modes) ->
 
 
 def install_receiver(policy: ReusePolicy, modes: Modes) -> None:
-    """Register the hooks of a decode server; SGLang applies them when its registry is applied.
-
-    Args:
-        policy: the server's reuse policy, as on the prefill server, so that lanes are the same.
-        modes: decide which requests may be spliced, as on the prefill server.
-    """
+    """Register the hooks of a decode server, with the policy and modes of its prefill server: lanes are the same."""
     features = Features()
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:

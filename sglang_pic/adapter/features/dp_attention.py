@@ -17,15 +17,19 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.features.parts import Parts
+from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.sglang.hooks import hook
-from sglang_pic.adapter.sglang.seams import ScheduleBatch
+from sglang_pic.adapter.sglang.seams import BuildContext, ScheduleBatch
 
 _MODULE = "managers.scheduler_components.dp_attn"
 
 
-def install(path: ForwardPath) -> None:
+def make(_: BuildContext, parts: Parts) -> None:
     """Register the hooks of a server whose ranks gather tokens; SGLang applies them when its registry is applied."""
+    path = parts.path
+    if not gathers():
+        return
 
     def exchange_gaps(
         original: Callable[..., ScheduleBatch | None], adapter: Any, local_batch: ScheduleBatch | None

@@ -21,16 +21,20 @@ import numpy as np
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_pic.adapter.features.parts import Parts
+from sglang_pic.adapter.features.window_rows import WindowRowsInTree
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.ranks import agreed_time
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.media import tokens_of
+from sglang_pic.adapter.serve.modes import Eligibility
 from sglang_pic.adapter.serve.options import FIRM, Skills
 from sglang_pic.adapter.serve.rows import WindowRows
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.sglang.hooks import hook
-from sglang_pic.adapter.sglang.seams import Req, Tree
+from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner, Req, Tree
 from sglang_pic.core import ContentIndex, Path, Reason, RowNames, Tokens, common_len
 
 
@@ -120,6 +124,7 @@ class Pins(Feature):
 
     Args:
         index: pins the donors of pinned prompts.
+        eligibility: prompts whose rows may be spliced are pinned.
         max_tokens: KV slots that all pins together may lock.
         series: exports `METRICS`.
         windows: rows of layers with sliding windows, if these have a pool of their own.
@@ -132,13 +137,15 @@ class Pins(Feature):
     def __init__(
         self,
         index: ContentIndex,
+        eligibility: Eligibility,
         max_tokens: int,
         series: Series,
         windows: WindowRows | None = None,
         *,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._index, self._max_tokens, self._series, self._windows = index, max_tokens, series, windows
+        self._index, self._eligibility, self._max_tokens = index, eligibility, max_tokens
+        self._series, self._windows = series, windows
         self._now = now
         # Oldest first, by the client's namespace; shrinks when pins end.
         self._pins: dict[tuple[Namespace, str], _Pin] = {}
@@ -148,15 +155,23 @@ class Pins(Feature):
         self._num_bytes = 0
         self._num_mortal = 0
 
-    def install(self, tree: PicTree) -> None:
-        """Register the hook that ends an adapter's pins when it is unloaded."""
+    @classmethod
+    def make(cls, ctx: BuildContext, parts: Parts) -> Pins:
+        """The pins of a server; they end with their adapter."""
+        runner: ModelRunner = ctx.tp_worker.model_runner
+        stations, windows = parts.stations, WindowRowsInTree.make(parts.tree, parts.live.splicer.view)
+        max_tokens = runner.token_to_kv_pool_allocator.size * stations.config.pin_max_percent // 100
+        form = (stations.index, stations.eligibility, max_tokens, stations.series(METRICS), windows)
+        pins = cls(*form, now=partial(agreed_time, stations.ranks))
 
         def after_unload(result: Any, _: object, recv_req: Any) -> None:
             if result.success:
-                with tree.guarded(self.fault):
-                    self.unload(recv_req.lora_id, tree)
+                with stations.recovery.guarded(cls.fault):
+                    pins.unload(recv_req.lora_id, parts.tree)
 
-        hook(__name__, "Scheduler.unload_lora_adapter", after_unload)
+        if runner.lora_manager is not None:
+            hook(__name__, "Scheduler.unload_lora_adapter", after_unload)
+        return pins
 
     def pinned_len(self, state: RequestState) -> Callable[[Path], int] | None:
         return self.num_pinned if state.options.skills is Skills.NEAR else None
@@ -173,7 +188,7 @@ class Pins(Feature):
             self._end((state.namespace, options.unpin), tree, PinEnd.DROPPED)
         if options.pin is not None:
             refused = PinEnd.WEIGHTS if tree.is_outdated(req) else None
-            if refused is None and tree.planning.refusal(req) is not None:
+            if refused is None and self._eligibility.refusal(req) is not None:
                 refused = PinEnd.REFUSED
             self._hold((state.namespace, options.pin), req, tree, refused)
         self._show()

@@ -36,14 +36,9 @@ class PrefixOnlyReport(msgspec.Struct, frozen=True, kw_only=True):
 def create_cache(
     ctx: BuildContext, reason: str, modes: Modes, labels: Mapping[str, str] | None, *, keeps_states: bool
 ) -> Any:
-    """The cache that SGLang makes for this server without `--radix-cache-backend`.
+    """The cache that SGLang makes for this server without `--radix-cache-backend`, because of `reason`.
 
-    Args:
-        ctx: what SGLang hands over.
-        reason: why nothing is spliced, for the log and `/server_info`.
-        modes: counts the requests and takes the switch `pic_mode`, which changes nothing here.
-        labels: of the rank that exports metrics.
-        keeps_states: whether recurrent states are kept where prompts part, if the server can.
+    `modes` count the requests; their switch changes nothing here.
 
     Raises:
         ContractError: a function of SGLang could not be hooked.

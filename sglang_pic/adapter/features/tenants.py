@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from sglang_pic.adapter.features.parts import Parts
 from sglang_pic.adapter.metrics import MAX_VALUES, Metric, MetricKind, Series
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.adapter.sglang.seams import Req
+from sglang_pic.adapter.sglang.seams import BuildContext, Req
 
 PROMPT_TOKENS: Final = Metric(
     "sglang:pic_tenant_prompt_tokens_total",
@@ -34,6 +35,11 @@ class Tenants(Feature):
 
     def __init__(self, series: Series) -> None:
         self._series = series
+
+    @classmethod
+    def make(cls, _: BuildContext, parts: Parts) -> Tenants | None:
+        """The counts, with `tenant_metrics`."""
+        return cls(parts.stations.series(METRICS)) if parts.stations.config.tenant_metrics else None
 
     def on_admitted(self, req: Req) -> None:
         state: RequestState = req.pic

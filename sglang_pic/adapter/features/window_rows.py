@@ -33,10 +33,13 @@ from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
 from sglang_pic.adapter.serve.rows import WindowsOnHost
 from sglang_pic.adapter.sglang.seams import WindowTree
 from sglang_pic.core import Span, intersect_spans
+from sglang_pic.runtime.views import PoolView
 
 
-def keep_rows() -> None:
+def keep_rows(view: PoolView) -> None:
     """Have SGLang keep window rows of prefills in the tree, unless the operator set this; before a tree is made."""
+    if view.windows is None:
+        return
     kept = envs.SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS
     if not kept.is_set():
         kept.set(False)
@@ -53,17 +56,18 @@ class WindowRowsInTree:
     def __init__(self, tree: WindowTree, slots: torch.Tensor) -> None:
         self._tree, self._slots = tree, slots
 
+    @classmethod
+    def make(cls, tree: WindowTree, view: PoolView) -> WindowRowsInTree | None:
+        """The window rows of a server; None if they have no pool of their own."""
+        return None if view.windows is None else cls(tree, view.windows.slots)
+
     def holes(self, key: RadixKey, end: int) -> Sequence[Span]:
-        """The spans of the first `end` tokens of a resident path whose window rows left the device, ascending."""
         found: Sequence[Span] = self._tree.tree_core.swa_tombstone_ranges(key, 0, end)
         return found
 
     def on_host(self, node: Any, holes: Sequence[Span]) -> tuple[list[WindowsOnHost], list[Any]]:
-        """The window rows of `holes` in the path to `node` that HiCache has on the host, ascending, and their nodes.
-
-        NOTE: the tree gives host slots of window rows as part of a load, and a load is of a whole window: rows within
-        a window after missing rows are skipped.
-        """
+        # NOTE: the tree gives host slots of window rows as part of a load, and a load is of a whole window: rows less
+        # than a window behind others that are nowhere are left out.
         core, window = self._tree.tree_core, self._tree.swa_retain_window
         (path,) = core.collect_path_info([node])
         # Nodes on the host alone that end a whole window; `start` is the end of the last missing rows.
@@ -90,7 +94,6 @@ class WindowRowsInTree:
         return sorted(found.values(), key=lambda part: part.start), [*found]
 
     def lock(self, node: Any, start: int, end: int, locks: ExitStack) -> None:
-        """Lock the window rows of `[start, end)` on the path to `node`, which is locked, until `locks` are closed."""
         (path,) = self._tree.tree_core.collect_path_info([node])
         window, locked_end = self._tree.swa_retain_window, None
         for each in reversed(path):
@@ -101,5 +104,4 @@ class WindowRowsInTree:
                 locked_end = each.path_end
 
     def slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """The window slots of resident, locked rows, int64."""
         return self._slots[slots]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.sglang.seams import TpGroup
+from sglang_pic.adapter.sglang.seams import BuildContext, TpGroup
 from sglang_pic.errors import ContractError, UnsupportedError
 
 
@@ -115,6 +115,20 @@ def serving_group(tp_group: TpGroup | None) -> TpGroup | None:
         return tp_group
     group: TpGroup = get_parallel().attn_tp_group
     return group
+
+
+def metric_labels(ctx: BuildContext) -> dict[str, str] | None:
+    """SGLang's rank labels; `None` on all but the first of the ranks that count the same requests."""
+    if not ctx.server_args.enable_metrics:
+        return None
+    from sglang.srt.runtime_context import get_parallel, get_serving
+
+    ranks = serving_group(ctx.tp_group)
+    if ranks is not None and ranks.rank_in_group != 0:
+        return None
+    dp_rank = get_parallel().dp_rank
+    replica = {} if dp_rank is None else {"dp_rank": str(dp_rank)}
+    return {"model_name": get_serving().served_model_name, "tp_rank": str(ctx.tp_rank), **replica}
 
 
 def _not_alike(fault: str) -> str:

@@ -7,5 +7,5 @@ planning, resolve     a plan (by `core`) and its locked donors, or a reason from
 forward, gap_batch    copies donors' rows, unlocks them, computes the gaps
 tree, publish         insert the rows into the tree, and make donors of the computed chunks
 
-Beside the way: `faults` counts exceptions, `feature` is the protocol of features.
+Beside the way: `stations` is what they share, `faults` counts exceptions, `feature` is the protocol of features.
 """

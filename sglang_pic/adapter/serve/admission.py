@@ -12,14 +12,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.resolve import ResolveError
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, needs_whole_batch
+from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import num_reads
@@ -27,6 +29,16 @@ from sglang_pic.core import num_reads
 _SIGNATURE = inspect.signature(PrefillAdder.__init__)
 # Larger than any budget: a limit that must not bind.
 _NO_LIMIT = 1 << 40
+
+
+@dataclass(slots=True, eq=False)
+class Admission:
+    """What all prefill passes of a scheduler rank share."""
+
+    planning: Planning
+    stations: Stations
+    next_batch_is_whole: bool = False
+    """Whether a request of `needs_whole_batch` waits for a batch without splices."""
 
 
 class PicPrefillAdder(PrefillAdder):
@@ -37,8 +49,9 @@ class PicPrefillAdder(PrefillAdder):
     rem_input_tokens: int
     chunked_req_limit: int | None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, shared: Admission, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._shared, self._planning, self._stations = shared, shared.planning, shared.stations
         # A mixed batch decodes the running requests beside the new ones.
         mixed = _SIGNATURE.bind(self, *args, **kwargs).arguments.get("num_mixed_decode_tokens", 0)
         self.num_sequences = int(mixed)
@@ -50,14 +63,13 @@ class PicPrefillAdder(PrefillAdder):
         """Whether the batch will be narrowed to its gaps."""
         self.reads_before = 0
         """`num_reads` of what the batch computes so far."""
-        planning = self.tree_cache.planning
-        self.rem_extend = planning.max_extend
+        self.rem_extend = self._planning.limits.max_extend
         """Tokens that requests with splices may add to the batch, spliced ones included; None for no limit."""
-        self.needs_whole_batch = planning.next_batch_is_whole or (
+        self.needs_whole_batch = shared.next_batch_is_whole or (
             bool(mixed) and any(map(needs_whole_batch, self.running_batch.reqs))
         )
         """Whether the batch must not be narrowed."""
-        planning.next_batch_is_whole = False
+        shared.next_batch_is_whole = False
         self.is_held_up = False
         """Whether an unfinished request waits for room."""
 
@@ -67,7 +79,7 @@ class PicPrefillAdder(PrefillAdder):
             return AddReqResult.OTHER
         if self.has_runs and needs_whole_batch(req):
             # Nothing is spliced in the next batch, so that this request fits.
-            self.tree_cache.planning.next_batch_is_whole = True
+            self._shared.next_batch_is_whole = True
             return AddReqResult.OTHER
         # Batches without runs are limited by SGLang alone.
         if self._free_sequences < 1 or (self.has_runs and self._room_for(req) < 1):
@@ -124,14 +136,13 @@ class PicPrefillAdder(PrefillAdder):
 
     def _plan(self, req: Req, *, num_to_load: int = 0) -> None:
         """Plan the request after its prefix and `num_to_load` tokens from the host, unless the batch has `BATCH`."""
-        cache = self.tree_cache
         # SGLang's count of admitted tokens, less spliced ones (`_settle`).
         num_before = max(0, self.log_input_tokens)
         try:
             prefix_len = req.prefix_len + num_to_load
-            cache.planning.plan(
+            self._planning.plan(
                 req,
-                cache,
+                self.tree_cache,
                 prefix_len=prefix_len,
                 max_gaps=self._room_for(req),
                 num_before=num_before,
@@ -139,7 +150,7 @@ class PicPrefillAdder(PrefillAdder):
             )
         except Exception as error:
             reason = Fallback.FAULT_RESOLVE if isinstance(error, ResolveError) else Fallback.FAULT_PLAN
-            cache.recover([req], reason, error)
+            self._stations.recovery.recover([req], reason, error)
         if self.needs_whole_batch:
             req.pic.drop_plan(Fallback.BATCH)
 
@@ -181,7 +192,7 @@ class PicPrefillAdder(PrefillAdder):
         pending: PendingSplice | None = req.pic.pending
         if pending is None or num_computed is None:
             return None if pending is None else pending.plan.end
-        with self.tree_cache.guarded(Fallback.FAULT_PLAN, [req]):
+        with self._stations.recovery.guarded(Fallback.FAULT_PLAN, [req]):
             return pending.plan.cut(num_computed, most=self.rem_extend, page_size=page_size, whole=req.pic.whole)
         return None
 
@@ -205,9 +216,8 @@ class PicPrefillAdder(PrefillAdder):
     def _settle(self, req: Req, *, first_chunk: bool) -> None:
         """Clip the plan to the admitted chunk, return the budget charged for its runs, and count the chunk."""
         state: RequestState = req.pic
-        cache = self.tree_cache
-        plan = None
-        with cache.guarded(Fallback.FAULT_PLAN, [req], is_admitted=True):
+        stations, plan = self._stations, None
+        with stations.recovery.guarded(Fallback.FAULT_PLAN, [req], is_admitted=True):
             plan = state.admit(req.prefix_len, req.extend_end, first_chunk=first_chunk)
         self.needs_whole_batch |= needs_whole_batch(req)
         left = len(req.full_untruncated_fill_ids) - req.extend_end
@@ -229,16 +239,16 @@ class PicPrefillAdder(PrefillAdder):
             self.log_hit_tokens += plan.num_spliced
             self.log_input_tokens -= plan.num_spliced
         # After a fault the batch may be narrowed for other requests; this one is one whole gap.
-        with cache.guarded(Fallback.FAULT_ACCOUNTING, [req], is_admitted=True):
-            refusal = cache.planning.refusal(req)
+        with stations.recovery.guarded(Fallback.FAULT_ACCOUNTING, [req], is_admitted=True):
+            refusal = stations.eligibility.refusal(req)
             if first_chunk:
-                state.prefix = cache.publication.prefix_of(req)
+                state.prefix = stations.publication.prefix_of(req)
             # A refusal counts once, and a fault was counted when it happened.
             counted = refusal if first_chunk and not state.is_faulty else None
-            cache.accounting.count_admitted(req, plan, counted, first_chunk=first_chunk, cost=cache.planning.cost)
+            stations.accounting.count_admitted(req, plan, counted, first_chunk=first_chunk, cost=self._planning.cost)
             # The audit recomputes token ids only: no embeddings, no earlier turns of a session.
             if refusal is None and not req.retracted_stain:
-                for feature in cache.features:
+                for feature in stations.features:
                     feature.on_admitted(req)
 
     def _has_admitted(self, req: Req) -> bool:
@@ -247,12 +257,12 @@ class PicPrefillAdder(PrefillAdder):
     @property
     def _free_sequences(self) -> int:
         """How many more virtual sequences the attention backends' tables can take."""
-        return self.tree_cache.planning.max_sequences - self.num_sequences
+        return self._planning.limits.max_sequences - self.num_sequences
 
     def _room_for(self, req: Req) -> int:
         """How many virtual sequences of a request the batch can take, with at most `max_keys` keys."""
         longest = max(1, self.longest, len(req.full_untruncated_fill_ids))
-        return min(self._free_sequences, self.tree_cache.planning.max_keys // longest - self.num_sequences)
+        return min(self._free_sequences, self._planning.limits.max_keys // longest - self.num_sequences)
 
     @contextmanager
     def _budgets(self, *, chunk: int, spliced: int, request_limit: int | None = None) -> Iterator[None]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -20,7 +22,11 @@ import torch
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.ranks import FaultGroup
+from sglang_pic.adapter.serve.account import Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.serve.publish import Publication
+from sglang_pic.adapter.sglang.seams import Req
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +124,10 @@ class Faults:
         self._num_faults = 0
         self._series.set(SWITCHED_OFF, 0)
 
+    def count_restart(self) -> None:
+        """Count that a fault emptied the index."""
+        self.num_restarts += 1
+
     def report(self) -> FaultReport:
         """What `/server_info` shows."""
         return FaultReport(
@@ -126,3 +136,56 @@ class Faults:
             is_off=self.is_off,
             by_reason={reason.value: count for reason, count in self._by_reason.items()},
         )
+
+
+class Recovery:
+    """Turns exceptions of one scheduler rank into faults, after which requests are computed in full."""
+
+    def __init__(self, faults: Faults, accounting: Accounting, publication: Publication, features: Features) -> None:
+        self._faults, self._accounting, self._publication, self._features = faults, accounting, publication, features
+
+    def recover(
+        self,
+        reqs: Iterable[Req],
+        reason: Fallback,
+        error: Exception,
+        *,
+        is_admitted: bool = False,
+        in_pass: bool = False,
+    ) -> None:
+        """Count a fault, and have requests computed in full.
+
+        Args:
+            reqs: the requests whose reuse failed.
+            reason: the step that failed.
+            error: the exception.
+            is_admitted: whether a chunk of them was admitted that no pass has computed.
+            in_pass: during a forward pass.
+
+        Raises:
+            Exception: `error` itself if the device is lost or ranks would differ.
+        """
+        for req in reqs:
+            req.pic.is_faulty = True
+            req.pic.drop_plan()
+            req.pic.counts.reasons[reason] += 1
+            if is_admitted:
+                self._accounting.undo(req)
+        self._accounting.count_fallback(reason)
+        self._faults.note(reason, error, in_pass=in_pass)
+        is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self._publication.is_whole
+        if is_lost or self._faults.is_off:
+            # NOTE: the index does not know which rows of the tree are spliced, nor their generations. So later requests
+            # must not match those rows.
+            self._faults.count_restart()
+            self._publication.flush()
+            for feature in self._features:
+                feature.on_index_lost()
+
+    @contextmanager
+    def guarded(self, reason: Fallback, reqs: Iterable[Req] = (), *, is_admitted: bool = False) -> Iterator[None]:
+        """Turn an exception into a fault, as `recover` does."""
+        try:
+            yield
+        except Exception as error:
+            self.recover(reqs, reason, error, is_admitted=is_admitted)

@@ -7,14 +7,13 @@ every rank alike, and know no feature by name. They turn exceptions into faults.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.adapter.sglang.seams import Req, Tree
+from sglang_pic.adapter.sglang.seams import Req, RunnerOutput, ScheduleBatch, Tree
 from sglang_pic.core import Path
 
 F = TypeVar("F", bound="Feature")
@@ -23,12 +22,7 @@ F = TypeVar("F", bound="Feature")
 class PicTree(Tree, Protocol):
     """`serve/tree.py`'s, as features see it."""
 
-    planning: Any
-    publication: Any
-
     def is_outdated(self, req: Req) -> bool: ...
-
-    def guarded(self, reason: Fallback, reqs: Sequence[Req] = ()) -> AbstractContextManager[None]: ...
 
 
 class Feature:
@@ -52,6 +46,13 @@ class Feature:
 
     def on_admitted(self, req: Req) -> None:
         """A prefill chunk of the request was admitted and counted; called only if the request may reuse."""
+
+    def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
+        """A batch is about to be prefilled, with or without splices; returns a callback for the pass's output, or None.
+
+        The callback runs once, on the forward stream, before anything is sampled from the output.
+        """
+        return None
 
     def on_released(self, req: Req, tree: PicTree) -> None:
         """The request finished: its rows are in the tree, unlocked."""

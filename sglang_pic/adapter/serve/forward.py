@@ -1,7 +1,7 @@
 """The forward pass: executes the splices of a batch, then computes its gaps.
 
 This is the only wrapper of `ModelRunner.forward` and the only hook on `ForwardBatch.init_new`; other code watches
-passes as an `Observer`. A batch with neither splices nor observers costs one attribute test.
+passes as a `Feature`. A batch with neither splices nor observers costs one attribute test.
 
     ForwardBatch.init_new      take the requests' plans, lay out the gap batch
                                (with DP attention both happened before, in `splice_ahead`)
@@ -26,13 +26,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.gathered import set_token_counts
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.faults import Recovery
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.gap_batch import GapBatch, Splice, build_gap_batch
 from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
 from sglang_pic.adapter.serve.rows import HostRows
@@ -54,24 +56,6 @@ SPLICE_SECONDS: Final = Metric(
 METRICS: Final = (SPLICE_SECONDS,)
 
 
-class Observer(Protocol):
-    """Watches prefill passes, with and without splices."""
-
-    def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
-        """Called before the pass of a batch; returns a callback for the pass's output, or `None`.
-
-        The callback runs once, on the forward stream, before anything is sampled from the output.
-        """
-
-
-class Recover(Protocol):
-    """Records that the requests of a batch are computed whole; raises the error if that does not help."""
-
-    def __call__(
-        self, reqs: Sequence[Req], reason: Fallback, error: Exception, *, is_admitted: bool, in_pass: bool
-    ) -> None: ...
-
-
 class _Pass(NamedTuple):
     """Attached to a `ForwardBatch` between the two hooks, or to a draft's `spec_info`."""
 
@@ -85,6 +69,8 @@ class _Pass(NamedTuple):
     """Whether this rank has voted for its captured graph."""
     of_draft: bool = False
     """Whether this is the draft model's pass, whose rows are already copied."""
+    is_trial: bool = False
+    """Whether this is a pass of start-up: its copies are not counted, and exceptions are raised."""
 
 
 class ForwardPath:
@@ -92,7 +78,8 @@ class ForwardPath:
 
     Args:
         splicer: copies rows.
-        observers: watch passes of the target model.
+        features: watch passes of the target model.
+        recovery: after exceptions.
         draft_splicers: copy the rows that the draft model, or each of its heads, has in the same slots.
         series: exports `METRICS`; start-up's checks are not counted.
     """
@@ -100,20 +87,18 @@ class ForwardPath:
     def __init__(
         self,
         splicer: Splicer,
-        observers: Sequence[Observer] = (),
-        *,
+        features: Features,
+        recovery: Recovery,
         draft_splicers: Sequence[Splicer] = (),
         series: Series | None = None,
     ) -> None:
         self._series = series or Series((), None)
-        self.splicer, self._observers, self._draft_splicers = splicer, observers, draft_splicers
+        self.splicer, self._features, self._recovery, self._draft_splicers = splicer, features, recovery, draft_splicers
         # For the draft model's pass over the same batch, which comes next.
         self._for_draft: _Pass | None = None
         # Not an attribute of the batch: SGLang's runner rebuilds the batch for layers and logits.
         self._running: GapBatch | None = None
         self._ahead: tuple[ScheduleBatch, _Pass] | None = None
-        self.recover: Recover | None = None
-        """None during start-up: exceptions are raised."""
 
     def install(self) -> None:
         """Register the hooks; SGLang applies them when its registry is applied."""
@@ -140,7 +125,7 @@ class ForwardPath:
             planned = ahead[1]
         else:
             raise ContractError("SGLang computes another batch than the one whose token counts the ranks exchanged.")
-        callbacks = [callback for each in self._observers if (callback := each.watch(batch)) is not None]
+        callbacks = [callback for each in self._features if (callback := each.watch(batch)) is not None]
         if planned.gap is not None or callbacks:
             setattr(forward_batch, _ATTRIBUTE, planned._replace(observers=callbacks))
 
@@ -157,9 +142,9 @@ class ForwardPath:
         if gap is None:
             return None
         try:
-            self.move_rows(gap)
+            self._move(gap)
         except Exception as error:
-            self._give_up(planned.spliced, Fallback.FAULT_SPLICE, error)
+            self._give_up(planned, Fallback.FAULT_SPLICE, error)
             return None
         # A draft's captured graph is not tested with a gap batch's hidden states, and ranks vote once for both.
         replays = not self._draft_splicers and self._replays(gap, model_runner, batch.multimodal_inputs)
@@ -187,7 +172,7 @@ class ForwardPath:
             for plan in plans:
                 if plan is not None:
                     plan.locks.close()
-            self._give_up(spliced, Fallback.FAULT_GAPS, error)
+            self._give_up(_Pass(None, spliced=spliced), Fallback.FAULT_GAPS, error)
         return _Pass(gap, spliced=spliced)
 
     def lay_out(
@@ -231,7 +216,7 @@ class ForwardPath:
             with ExitStack() as stack:
                 is_moved = planned.is_ahead or planned.of_draft
                 if not is_moved:
-                    self.move_rows(gap)
+                    self._move(gap, is_trial=planned.is_trial)
                 reason = Fallback.FAULT_GAPS
                 # Ranks replay graphs together or not at all.
                 replays = planned.replays if is_moved else self._replays(gap, runner, batch.mm_inputs)
@@ -249,7 +234,7 @@ class ForwardPath:
             return output
         except Exception as error:
             gap.locks.close()
-            self._give_up(planned.spliced, reason, error, is_admitted=not planned.of_draft, in_pass=in_pass)
+            self._give_up(planned, reason, error, in_pass=in_pass)
         # SGLang has changed the batch as a narrowed one.
         vars(batch).clear()
         vars(batch).update(whole)
@@ -261,18 +246,16 @@ class ForwardPath:
             runner.lora_manager.prepare_lora_batch(batch)
         return compute()
 
-    def _give_up(
-        self,
-        reqs: Sequence[Req],
-        reason: Fallback,
-        error: Exception,
-        *,
-        is_admitted: bool = True,
-        in_pass: bool = False,
-    ) -> None:
-        if self.recover is None:
+    def _give_up(self, planned: _Pass, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
+        if planned.is_trial:
             raise error
-        self.recover(reqs, reason, error, is_admitted=is_admitted, in_pass=in_pass)
+        self._recovery.recover(planned.spliced, reason, error, is_admitted=not planned.of_draft, in_pass=in_pass)
+
+    def _move(self, gap: GapBatch, *, is_trial: bool = False) -> None:
+        began = time.perf_counter()
+        self.move_rows(gap)
+        if not is_trial:
+            self._series.observe(SPLICE_SECONDS, time.perf_counter() - began)
 
     def move_rows(self, gap: GapBatch) -> None:
         """Queue the copy of the donors' rows, the target's and the draft's, and unlock the donors.
@@ -280,7 +263,6 @@ class ForwardPath:
         NOTE: unlocking is safe once the copy is queued: a freed donor slot is written by a later pass on the same
         stream. Rows on the host are unlocked when they have been read.
         """
-        began = time.perf_counter()
         try:
             if gap.host is not None:
                 gap.host.wait_for_loads(_device_module(self.splicer).current_stream(), gap.donors)
@@ -290,8 +272,6 @@ class ForwardPath:
                 self._fetch(gap.fetch, gap.host, gap.locks)
         finally:
             gap.locks.close()
-        if self.recover is not None:
-            self._series.observe(SPLICE_SECONDS, time.perf_counter() - began)
 
     def _fetch(self, fetch: Splice, host: HostRows | None, locks: ExitStack) -> None:
         assert host is not None, "rows are found on the host where there is one"
@@ -331,4 +311,4 @@ def attach_gap_batch(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bo
     A draft model's rows must be copied already.
     """
     set_token_counts(forward_batch, sum(gap.computed_lens))
-    setattr(forward_batch, _ATTRIBUTE, _Pass(gap, of_draft=of_draft))
+    setattr(forward_batch, _ATTRIBUTE, _Pass(gap, of_draft=of_draft, is_trial=True))

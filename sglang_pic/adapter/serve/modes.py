@@ -1,4 +1,4 @@
-"""Which requests may be spliced: the operator's settings, and the switch of a running server."""
+"""Which requests may be spliced: by the operator's settings and switch, and by what a request is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ import msgspec
 
 from sglang_pic.adapter import server_info
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.serve.state import Judged, RequestState
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.config import PicConfig
 
@@ -135,3 +140,57 @@ class Modes:
 def _session_of(req: Req, extra_key: str) -> str:
     """The session of a request: its `session_id`, else its routing key, else its key and salt; may be empty."""
     return req.session_id or req.routing_key or "\x1f".join(filter(None, (extra_key, req.cache_salt)))
+
+
+class Eligibility:
+    """Decides which requests of one scheduler rank reuse rows and donate their own."""
+
+    def __init__(self, sink_tokens: int, media: TextOnly, modes: Modes, faults: Faults, features: Features) -> None:
+        self._sink_tokens, self._media = sink_tokens, media
+        self._modes, self._faults, self._features = modes, faults, features
+
+    def refusal(self, req: Req) -> Fallback | None:
+        """Why the request neither reuses nor donates, or `None`."""
+        state: RequestState = req.pic
+        if state.options.mode is Mode.OFF:
+            return Fallback.OFF
+        if self._faults.is_off or state.epoch.restarts != self._faults.num_restarts:
+            return Fallback.FAULTS
+        if (diversion := self.diversion(state)) is not None:
+            return diversion
+        if state.judged is None:
+            state.judged = self._judge(req)
+        return state.judged.refusal
+
+    def _judge(self, req: Req) -> Judged:
+        """Whether the request may reuse, by its own properties."""
+        has_media, first_logprob = req.multimodal_inputs is not None, logprob_start(req)
+        media = self._media.read(req) if has_media else None
+        in_sink = min(self._sink_tokens + 1, len(req.origin_input_ids))
+        reasons = (
+            (req.pic.namespace.is_too_long, Fallback.KEY),
+            (req.input_embeds is not None or req.positional_embed_overrides is not None, Fallback.EMBEDDINGS),
+            (has_media and media is None, Fallback.MEDIA),
+            (first_logprob is not None and first_logprob < in_sink, Fallback.INPUT_LOGPROBS),
+            (req.return_hidden_states, Fallback.HIDDEN_STATES),
+            (req.multi_item_delimiter_indices is not None, Fallback.SCORING),
+            (req.token_indices_to_pool is not None, Fallback.SCORING),
+            (req.session is not None, Fallback.SESSION),
+        )
+        return Judged(next((reason for holds, reason in reasons if holds), None), media)
+
+    def diversion(self, state: RequestState) -> Fallback | None:
+        """Why the request is served as if it had opted out, or `None`."""
+        if state.diverted is not None:
+            return state.diverted
+        if not self._modes.is_on:
+            return Fallback.SWITCHED
+        return self._features.diversion(state)
+
+
+def logprob_start(req: Req) -> int | None:
+    """The position from which the request wants logprobs, all of which are computed, or `None`.
+
+    After a retraction it may be the prompt's end: the answer so far is prefilled, and needs its logprobs again.
+    """
+    return int(req.logprob_start_len) if req.return_logprob and req.logprob_start_len >= 0 else None

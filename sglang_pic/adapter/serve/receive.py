@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key, unmarked
-from sglang_pic.adapter.serve.admission import PicPrefillAdder
+from sglang_pic.adapter.serve.admission import Admission, PicPrefillAdder
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
@@ -23,31 +25,29 @@ from sglang_pic.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-def install(tree: PicRadixCache, policy: ReusePolicy, modes: Modes) -> None:
-    """Register the hooks; SGLang applies them when its registry is applied.
-
-    Args:
-        tree: the radix tree.
-        policy: the server's own.
-        modes: decide which requests may be spliced.
-    """
+def install(tree: PicRadixCache, admission: Admission, policy: ReusePolicy) -> None:
+    """Register the hooks; SGLang applies them when its registry is applied. `policy` is the server's own."""
+    stations = admission.stations
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         try:
-            epoch = Epoch(num_weights=tree.num_weights, restarts=tree.faults.num_restarts)
-            receive(req, tree.features, policy, modes, epoch=epoch)
+            epoch = Epoch(num_weights=tree.num_weights, restarts=stations.faults.num_restarts)
+            receive(req, stations.features, policy, stations.modes, epoch=epoch)
         except Exception as error:
             serve_as_opted_out(req)
-            tree.recover([req], Fallback.FAULT_OPTIONS, error)
+            stations.recovery.recover([req], Fallback.FAULT_OPTIONS, error)
+
+    def adder_of(_: type, _scheduler: object) -> Callable[..., PicPrefillAdder]:
+        return partial(PicPrefillAdder, admission)
 
     def after_weights(*_: object, **__: object) -> None:
         tree.change_weights()
 
     hook(__name__, "Req.__init__", on_request)
-    hook(__name__, "Scheduler.get_prefill_adder_class", _adder_class)
+    hook(__name__, "Scheduler.get_prefill_adder_class", adder_of)
     hook(__name__, "Scheduler.record_weight_version_change", after_weights)
     hook(__name__, "SchedulerWeightUpdaterManager.end_weight_update", after_weights)
-    modes.install()
+    stations.modes.install()
     install_details()
 
 
@@ -90,10 +90,6 @@ def serve_as_opted_out(req: Req) -> None:
     namespace = Namespace(unmarked(req.extra_key, req.lora_id), req.cache_salt, req.lora_id)
     req.pic = RequestState(RequestOptions(mode=Mode.OFF), namespace=namespace)
     keep_apart(req)
-
-
-def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:
-    return PicPrefillAdder
 
 
 def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict[str, Any] | None:

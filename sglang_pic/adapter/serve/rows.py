@@ -131,10 +131,13 @@ class HostRows(Protocol):
         """Lock the rows until `locks` is closed."""
 
     def wait_for_loads(self, stream: Any, donors: Sequence[OnDevice]) -> None:
-        """Have a stream wait for loads that write donors' rows on the device."""
+        """Have a stream wait for loads that write the rows of donors, which are locked, on the device."""
 
     def hold(self, locks: ExitStack, num_tokens: int, events: tuple[Any, Any]) -> None:
-        """Close `locks` when the work of the current stream between two events is done on all ranks."""
+        """Close `locks`, of the donors that are read, when the work of the current stream is done on all ranks.
+
+        The work fetches `num_tokens` rows between two `events`, recorded before and after it.
+        """
 
 
 class WindowRows(Protocol):

@@ -269,6 +269,11 @@ def keep_apart(req: Req) -> None:
     req.extra_key = tree_key(state.namespace.extra_key, adapter=state.namespace.adapter, lane=OFF_LANE)
 
 
+def tree_namespace(req: Req) -> Namespace:
+    """The namespace of the request's rows in the tree."""
+    return Namespace(req.extra_key, req.cache_salt)
+
+
 def needs_whole_batch(req: Req) -> bool:
     """Whether SGLang finds inputs or outputs of the request by its tokens' places in the flat batch.
 

@@ -39,15 +39,7 @@ class TrafficLog:
         self._sums: _Sums | None = None
 
     def note(self, *, is_new: bool, prefix: int, spliced: int, computed: int, saved_us: float) -> None:
-        """Add an admitted prefill chunk.
-
-        Args:
-            is_new: whether it is the request's first one.
-            prefix: tokens of the exact prefix hit.
-            spliced: spliced tokens.
-            computed: computed tokens.
-            saved_us: estimated time that splicing saved, in microseconds.
-        """
+        """Add an admitted prefill chunk, the request's first one if `is_new`; `saved_us` is estimated."""
         now = self._clock()
         if self._sums is not None and now - self._sums.began_at >= INTERVAL_S:
             self._log(self._sums, now)

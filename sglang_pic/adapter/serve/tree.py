@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -11,108 +9,31 @@ from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_pic.adapter.serve.account import Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.faults import Faults
-from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.state import is_apart, keep_apart
+from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import merge_spans
 
 
 class PicRadixCache(UnifiedRadixCache):
-    """SGLang's unified radix cache with a chunk index.
+    """SGLang's unified radix cache, which publishes to a chunk index."""
 
-    SGLang passes the tree to admission, which finds planning, accounting and features in it.
-    """
-
-    planning: Planning
-    accounting: Accounting
-    publication: Publication
-    faults: Faults
-    features: Features
-
-    def __init__(self, params: Any) -> None:
+    def __init__(self, stations: Stations, params: Any) -> None:
+        self.publication, self.features = stations.publication, stations.features
+        self._eligibility, self._faults, self._recovery = stations.eligibility, stations.faults, stations.recovery
         self.num_weights = 0
         """How often the weights changed."""
         self._inserted: list[tuple[base.InsertResult, int]] | None = None
-        self._serves = False
         super().__init__(params)
-
-    def serve_with(
-        self,
-        *,
-        planning: Planning,
-        accounting: Accounting,
-        publication: Publication,
-        faults: Faults | None = None,
-        features: Features | None = None,
-    ) -> None:
-        """Set the tree's collaborators, which are built with the tree and therefore after it."""
-        self.planning, self.accounting, self.publication = planning, accounting, publication
-        self.faults, self.features = faults or Faults(), features or Features()
-        self._serves = True
-        self._forget()
 
     def reset(self) -> None:
         """Empty the tree and the index, on a flush or a change of weights."""
         super().reset()
-        if self._serves:
-            self._forget()
-
-    def _forget(self) -> None:
         self.publication.flush()
         for feature in self.features:
             feature.on_flush()
-        self.faults.flush()
-
-    def recover(
-        self,
-        reqs: Iterable[Req],
-        reason: Fallback,
-        error: Exception,
-        *,
-        is_admitted: bool = False,
-        in_pass: bool = False,
-    ) -> None:
-        """Count a fault, and have requests computed in full.
-
-        Args:
-            reqs: the requests whose reuse failed.
-            reason: the step that failed.
-            error: the exception.
-            is_admitted: whether a chunk of them was admitted that no pass has computed.
-            in_pass: during a forward pass.
-
-        Raises:
-            Exception: `error` itself if the device is lost or ranks would differ.
-        """
-        for req in reqs:
-            req.pic.is_faulty = True
-            req.pic.drop_plan()
-            req.pic.counts.reasons[reason] += 1
-            if is_admitted:
-                self.accounting.undo(req)
-        self.accounting.count_fallback(reason)
-        self.faults.note(reason, error, in_pass=in_pass)
-        is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self.publication.is_whole
-        if is_lost or self.faults.is_off:
-            # NOTE: the index does not know which rows of the tree are spliced, nor their generations. So later requests
-            # must not match those rows.
-            self.faults.num_restarts += 1
-            self.publication.flush()
-            for feature in self.features:
-                feature.on_index_lost()
-
-    @contextmanager
-    def guarded(self, reason: Fallback, reqs: Iterable[Req] = (), *, is_admitted: bool = False) -> Iterator[None]:
-        """Turn an exception into a fault, as `recover` does."""
-        try:
-            yield
-        except Exception as error:
-            self.recover(reqs, reason, error, is_admitted=is_admitted)
+        self._faults.flush()
 
     def make_room(self) -> bool:
         """Have a feature return slots or release locks on rows; False if none has any."""
@@ -121,7 +42,7 @@ class PicRadixCache(UnifiedRadixCache):
                 if feature.make_room(self):
                     return True
             except Exception as error:
-                self.recover((), feature.fault, error)
+                self._recovery.recover((), feature.fault, error)
                 return True
         return False
 
@@ -130,13 +51,13 @@ class PicRadixCache(UnifiedRadixCache):
         self.num_weights += 1
         self.publication.flush()
         for feature in self.features:
-            with self.guarded(feature.fault):
+            with self._recovery.guarded(feature.fault):
                 feature.on_weights(self)
 
     def match_prefix(self, params: base.MatchPrefixParams) -> base.MatchResult:
         """Match as SGLang does; a request that waited while splicing was switched off gets no spliced rows."""
         req = params.req
-        if req is not None and not is_apart(req) and (reason := self.planning.diversion(req.pic)) is not None:
+        if req is not None and not is_apart(req) and (reason := self._eligibility.diversion(req.pic)) is not None:
             req.pic.diverted = reason
             keep_apart(req)
             params.key.extra_key = req.extra_key
@@ -195,8 +116,8 @@ class PicRadixCache(UnifiedRadixCache):
         self._inserted = []
         try:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-            if self._inserted and not self.is_outdated(req) and self.planning.refusal(req) is None:
-                with self.guarded(Fallback.FAULT_PUBLICATION, [req]):
+            if self._inserted and not self.is_outdated(req) and self._eligibility.refusal(req) is None:
+                with self._recovery.guarded(Fallback.FAULT_PUBLICATION, [req]):
                     result, path_len = self._inserted[0]
                     again = adopted_again(result)
                     self.publication.publish(req, path_len, adopted_from=result.prefix_len, adopted_again=again)
@@ -206,7 +127,7 @@ class PicRadixCache(UnifiedRadixCache):
     def flush_pending_backups(self) -> None:
         """Apply waiting publications: SGLang calls this after the answers of a batch were sent."""
         super().flush_pending_backups()
-        with self.guarded(Fallback.FAULT_PUBLICATION):
+        with self._recovery.guarded(Fallback.FAULT_PUBLICATION):
             self.publication.settle()
 
     def is_outdated(self, req: Req) -> bool:
@@ -218,7 +139,7 @@ class PicRadixCache(UnifiedRadixCache):
         super().on_release(req, checkpointed=checkpointed)
         if checkpointed and not isinstance(req.finished_reason, FINISH_ABORT | None):
             for feature in self.features:
-                with self.guarded(feature.fault, [req]):
+                with self._recovery.guarded(feature.fault, [req]):
                     feature.on_released(req, self)
         req.pic.release_row()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from sglang.srt.runtime_context import get_schedule
 
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots, longest_borrowed, map_windows
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
@@ -20,8 +21,10 @@ from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
-from sglang_pic.core import CostModel, Path, Plan, Run
+from sglang_pic.adapter.sglang.seams import BuildContext, ForwardBatch, ModelRunner, TpGroup
+from sglang_pic.adapter.startup.live_model import LiveModel
+from sglang_pic.config import PicConfig
+from sglang_pic.core import CostModel, Path, Plan, Run, costs
 from sglang_pic.core.costs import FEW_TOKENS, SEQUENCES, GapTimings, Timing, learn_costs
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind
@@ -74,6 +77,27 @@ def calibrate(
             max_context=min(longest, max_keys // SEQUENCES) - _MOST_TOKENS,
             max_absorbed=longest - _RUN if splicer.view.kind is PoolKind.MLA else 0,
         )
+
+
+def read_costs(ctx: BuildContext, config: PicConfig, live: LiveModel) -> CostModel | None:
+    """The costs for the cost gate: measured, or from the configuration; `None` if the gate is off."""
+    if config.cost_gate == "off":
+        return None
+    if isinstance(config.cost_gate, CostModel):
+        cost = config.cost_gate
+    else:
+        schedule = get_schedule()
+        chunk = schedule.chunked_prefill_size or 0
+        cost = calibrate(
+            live.runner,
+            live.splicer,
+            max_sequences=live.limits.max_sequences,
+            max_keys=live.limits.max_keys,
+            max_tokens=chunk if chunk > 0 else schedule.max_prefill_tokens,
+            tp_group=ctx.tp_group,
+        )
+    costs.report(cost, ctx.model_config.context_len)
+    return cost
 
 
 def calibrate_fetch(

@@ -8,6 +8,8 @@ NOTE: every tensor-parallel rank runs the same passes, because each pass is a co
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -21,11 +23,15 @@ from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, TpGroup
+from sglang_pic.adapter.sglang.seams import BuildContext, ForwardBatch, ModelRunner, TpGroup
+from sglang_pic.adapter.startup.live_model import LiveModel
+from sglang_pic.adapter.support import max_sequences
 from sglang_pic.core import Path, Plan, Run
 from sglang_pic.runtime.checks.gap_rows import GapErrors, GapRows, judge_gaps, measure_gaps, read_rows
 from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
 from sglang_pic.runtime.splice import Splicer
+
+logger = logging.getLogger(__name__)
 
 DraftInput: TypeAlias = Callable[[torch.Tensor], Any]
 """`draft_input(tokens)`: the `spec_info` of a batch of a draft model."""
@@ -73,6 +79,51 @@ def check_rows(
         shares = bench.measure_gap_batch(wrong, _RUNS[: max_sequences - 1], max(shifts))
         gaps = judge_gaps(agree_on_largest(shares, tp_group), view, runner.prefill_attention_backend_str)
     return moved, gaps
+
+
+def check_live_rows(ctx: BuildContext, live: LiveModel) -> None:
+    """`check_rows` of the model and of its drafts; logs the differences."""
+    _check_and_log(ctx, live.runner, live.splicer)
+    for draft in live.drafts:
+        with draft.serving():
+            _check_and_log(ctx, draft.runner, draft.splicer, draft.spec_info)
+
+
+def _check_and_log(
+    ctx: BuildContext, runner: ModelRunner, splicer: Splicer, draft_input: DraftInput | None = None
+) -> None:
+    view, started_at = splicer.view, time.perf_counter()
+    rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group, draft_input=draft_input)
+    logger.info(
+        "sglang_pic: %s, %s pool, %d layers: moved rows differ from computed ones by a relative L2 of %.1e (keys "
+        "of the first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows); rows of a gap "
+        "batch by %.1e (first layer), and rows after a splice by %.3f of what a wrong splice changes; checked in %.0f "
+        "ms",
+        "model" if draft_input is None else "draft model",
+        view.kind.value,
+        view.num_layers,
+        rows.first_keys,
+        rows.keys,
+        rows.unmoved_keys,
+        rows.rest,
+        gaps.first,
+        gaps.unread,
+        1e3 * (time.perf_counter() - started_at),
+    )
+    if view.index_dtype is not None:
+        logger.info("sglang_pic: moved index keys differ from computed ones by a relative L2 of %.1e", rows.index_keys)
+    if rows.unrotated_layers:
+        logger.info(
+            "sglang_pic: %d layers use no positions; their keys are moved as they are", len(rows.unrotated_layers)
+        )
+    if rows.noisy_layers:
+        # Only the operator's own prompts can say whether that matters: the self-test measures answers.
+        logger.warning(
+            "sglang_pic: rows of %d layers, from layer %d on, differ more between positions than those of the tested "
+            "models: rounding grows with depth and changes the choice of experts. Splices differ as much.",
+            len(rows.noisy_layers),
+            rows.noisy_layers[0],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

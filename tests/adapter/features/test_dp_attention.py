@@ -17,10 +17,9 @@ from sglang_pic.adapter.probe import gathered
 from sglang_pic.adapter.serve import forward
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
-from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.errors import ContractError
-from tests.helpers.builders import hooks_of, request, scheduled, splice
+from tests.helpers.builders import hooks_of, make_path, request, scheduled, splice
 
 WHOLE = 40
 """Tokens of a request's extend, of which 10 are spliced."""
@@ -31,13 +30,14 @@ class Rank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows = torch.arange(200)
-        self.path = ForwardPath(SimpleNamespace(splice=self._splice, view=SimpleNamespace(kind=None)))  # type: ignore[arg-type]
-        self.path.recover = self._recover
+        splicer = SimpleNamespace(splice=self._splice, view=SimpleNamespace(kind=None))
+        self.path = make_path(splicer, recover=self._recover)
         self.faults = Faults(shares_passes=True)
         self.fails, self.told, self.recovered = False, list[int](), list[tuple[Fallback, bool]]()
         with monkeypatch.context() as patch:
             hooks = hooks_of(patch, dp_attention)
-            dp_attention.install(self.path)
+            patch.setattr(dp_attention, "gathers", lambda: True)
+            dp_attention.make(None, SimpleNamespace(path=self.path))  # type: ignore[arg-type]
         self.tell, self.vote = hooks.values()
         table = SimpleNamespace(req_to_token=torch.arange(200).reshape(2, 100))
         self.runner: Any = SimpleNamespace(req_to_token_pool=table, prefill_cuda_graph_runner=None)

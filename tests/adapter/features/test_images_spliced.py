@@ -30,11 +30,10 @@ from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.state import Judged, PendingSplice
-from sglang_pic.config import PicConfig
 from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions, RowSource
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.views import PoolView
-from tests.helpers.builders import make_planning, request
+from tests.helpers.builders import make_stations, request
 from tests.helpers.processes import on_live_model, spliced_path
 
 START, END, PAD, VIDEO = (vision.TOKEN_IDS[f"{name}_id"] for name in vision.TOKEN_NAMES)
@@ -148,11 +147,11 @@ def _repeating(req: Any) -> Any:
 )
 def test_media_that_cannot_be_moved_are_computed(req: Callable[[], Any]) -> None:
     """It stays so when SGLang has let go of them, which it does before the answer's rows are published."""
-    planning, made = make_planning(ContentIndex(), PicConfig(), media=Images(is_mrope=True)), req()
-    assert planning.refusal(made) is Fallback.MEDIA
+    eligibility, made = make_stations(media=Images(is_mrope=True)).eligibility, req()
+    assert eligibility.refusal(made) is Fallback.MEDIA
     made.multimodal_inputs = None
-    assert planning.refusal(made) is Fallback.MEDIA
-    assert planning.refusal(prompt((7, 300))) is None
+    assert eligibility.refusal(made) is Fallback.MEDIA
+    assert eligibility.refusal(prompt((7, 300))) is None
 
 
 BODY: Final[tuple[Part, ...]] = ((11, 60), A, (12, 70), B, (13, 50))

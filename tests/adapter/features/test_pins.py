@@ -16,6 +16,7 @@ from sglang_pic.adapter.features import pins
 from sglang_pic.adapter.features.pins import PIN_BYTES, PinEnd
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.planning import Limits
 from sglang_pic.core import Path, as_tokens
 from tests.helpers.admitting import adder
 from tests.helpers.builders import request
@@ -180,10 +181,9 @@ def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
         return AddReqResult.CONTINUE if fits else AddReqResult.NO_TOKEN
 
     monkeypatch.setattr(PrefillAdder, "add_one_req", add)
-    limits = {"max_sequences": 64, "max_keys": 1 << 24, "max_extend": None}
-    planning = SimpleNamespace(plan=lambda *_, **__: None, **limits, next_batch_is_whole=False)
-    server.tree.planning = planning  # type: ignore[assignment]
-    made = adder(None, server.tree, running=(request([1]),) * num_running)  # type: ignore[arg-type]
+    planning = SimpleNamespace(plan=lambda *_, **__: None, limits=Limits(64, 1 << 24))
+    shared: Any = SimpleNamespace(planning=planning, stations=server.stations, next_batch_is_whole=False)
+    made = adder(None, server.tree, shared, running=(request([1]),) * num_running)
     result = made.add_one_req(request([1]), False, None)
     assert (result is AddReqResult.CONTINUE) == admitted
     assert (tries, server.names) == (([3, 2, 1], ["c"]) if admitted else ([3], ["a", "b", "c"]))

@@ -35,7 +35,8 @@ _COMMITTED, _SENT = "around DecodeTransferQueue._commit_transfer_to_req", "after
 def hooked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
     """By the name of what they hook, the functions of both servers."""
     found = hooks_of(monkeypatch, disaggregation, reception)
-    disaggregation.install_sender()
+    monkeypatch.setattr(disaggregation, "disaggregation_mode", lambda _: "prefill")
+    disaggregation.make_sender(None, None)  # type: ignore[arg-type]
     disaggregation.install_receiver(ReusePolicy(), Modes())
     return found
 

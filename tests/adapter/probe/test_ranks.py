@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 
@@ -60,25 +61,19 @@ def test_a_rank_without_a_tokenizer_stops_the_self_test_before_any_pass(tmp_path
 
 def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
     """It would cut, and so donate, otherwise than the others."""
-    from sglang_pic.adapter import factory
+    from sglang_pic.adapter.startup import live_model
     from sglang_pic.config import PicConfig
 
-    runner = SimpleNamespace(prefill_attention_backend_str="triton", device="cpu", forward_stream=torch.cpu.Stream())
-    nothing = SimpleNamespace(enable_metrics=False, disaggregation_mode="null")
+    nothing = MagicMock()
 
     def work(rank: int, group: Any) -> str:
         # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
-        factory.support.prefix_only = lambda _: ""
-        factory.check_support = lambda *_: None
-        factory.check_features = lambda _: ()
-        factory.load_config = lambda: PicConfig(audit_rate=0)
-        factory._checked_path = lambda *_: (SimpleNamespace(splicer=nothing), None)
-        factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
-        factory.read_tokenizer = lambda _: (nothing, "") if rank == 0 else (None, "none")
-        factory.delimiters_of = lambda _: frozenset({1, 2})
-        factory.texts_of = lambda *_: ["a", "b"]
-        worker = SimpleNamespace(model_runner=runner)
-        factory.create_cache(SimpleNamespace(tp_worker=worker, server_args=nothing, tp_group=group, tp_rank=rank))
+        live_model.view_pool = live_model.read_geometry = live_model.Splicer = nothing
+        live_model.read_drafts = lambda *_: []
+        live_model.read_tokenizer = lambda _: (nothing, "") if rank == 0 else (None, "none")
+        live_model.delimiters_of = lambda _: frozenset({1, 2})
+        live_model.texts_of = lambda *_: ["a", "b"]
+        live_model.read_live_model(MagicMock(tp_group=group), PicConfig(audit_rate=0))
         return "on"
 
     (answer,) = {*on_each_rank(2, tmp_path / "store", work)}

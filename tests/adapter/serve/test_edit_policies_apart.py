@@ -11,12 +11,12 @@ from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.modes import Modes
-from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
+from sglang_pic.adapter.serve.planning import donor_namespaces
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.state import Epoch, RequestState
+from sglang_pic.adapter.serve.state import Epoch, RequestState, tree_namespace
 from sglang_pic.core import DropReason
 from tests.conftest import ROOT
-from tests.helpers.builders import Server, make_planning
+from tests.helpers.builders import Server, make_planning, make_stations
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 IN_PLACE = {"edit": "in_place", "max_field_tokens": 128}
@@ -125,15 +125,16 @@ def test_the_feature_that_contributing_shows_works() -> None:
     exec(code, made)
     quota = made["Quota"](max_tokens=100)
     server = Server()
-    server.planning = make_planning(server.index, server.config, features=Features([quota]))
+    server.stations = make_stations(server.index, server.config, features=Features([quota]))
+    server.planning, refusal = make_planning(server.stations), server.stations.eligibility.refusal
     server.serve(TEXT)
     for number, is_over in ((1, False), (2, True)):
         req = server.plan([number, *TEXT])
-        assert (server.planning.refusal(req) is Fallback.SWITCHED) == is_over
+        assert (refusal(req) is Fallback.SWITCHED) == is_over
         state: RequestState = req.pic
         state.count(state.admit(0, len(TEXT) + 1, first_chunk=True))
         quota.on_admitted(req)
         state.release_row()
     assert quota.reports()["quota"].num_spliced["None"] >= 100
     quota.on_flush()
-    assert server.planning.refusal(server.plan([3, *TEXT])) is None
+    assert refusal(server.plan([3, *TEXT])) is None

@@ -17,13 +17,13 @@ from sglang_pic.adapter.namespace import tree_key
 from sglang_pic.adapter.serve import forward
 from sglang_pic.adapter.serve import receive as reception
 from sglang_pic.adapter.serve.account import FALLBACKS, TOKENS, UNDONE, Accounting
+from sglang_pic.adapter.serve.admission import Admission
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import SWITCHED_OFF, Faults
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
 from sglang_pic.adapter.serve.resolve import TreeRows
 from sglang_pic.adapter.serve.state import Epoch, RequestState
@@ -31,7 +31,18 @@ from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Plan
 from sglang_pic.runtime.splice import Splicer
 from tests.helpers.admitting import adder
-from tests.helpers.builders import Broken, Kept, fail, hooks_of, make_planning, request, scheduled, splice
+from tests.helpers.builders import (
+    Broken,
+    Kept,
+    fail,
+    hooks_of,
+    make_planning,
+    make_stations,
+    make_tree,
+    request,
+    scheduled,
+    splice,
+)
 from tests.helpers.draft_pair import END, Pair, half
 from tests.helpers.pinned import Server, text
 
@@ -48,15 +59,15 @@ class Rank(Server):
 
     def __init__(self) -> None:
         super().__init__()
-        self.counted, index, config = Kept(), ContentIndex(_CORE), PicConfig(core=_CORE)
-        tree = self.tree
-        tree.faults = self.faults = Faults(LIMIT, self.counted)
-        self.pins = Pins(index, 1024, self.series)
-        tree.features = features = Features([self.pins])
-        self.index = index
-        tree.planning = make_planning(index, config, features=features, faults=self.faults)
-        tree.accounting = Accounting(self.counted)
-        tree.publication = Publication(index, frozenset())
+        self.counted, self.index, config = Kept(), ContentIndex(_CORE), PicConfig(core=_CORE)
+        self.faults = Faults(LIMIT, self.counted)
+        ours = {"faults": self.faults, "accounting": Accounting(self.counted)}
+        self.stations = make_stations(self.index, config, **ours)
+        self.eligibility = self.stations.eligibility
+        self.pins = Pins(self.index, self.eligibility, 1024, self.series)
+        self.stations.features.add(self.pins)
+        self.tree = make_tree(self.allocator, stations=self.stations)
+        self.admission = Admission(make_planning(self.stations), self.stations)
         self.publish(TEXT)
 
     def publish(self, tokens: list[int], **pic: Any) -> Any:
@@ -79,7 +90,7 @@ class Rank(Server):
 
     def admit(self, req: Any, budget: int | None = None) -> None:
         """Plan and admit a request as the scheduler does in one round."""
-        made = adder(budget, self.tree)  # type: ignore[arg-type]
+        made = adder(budget, self.tree, self.admission)
         made._plan(req)
         made._cut(req, budget, page_size=1)
         made._settle(req, first_chunk=True)
@@ -136,7 +147,7 @@ def test_a_fault_before_the_pass_gives_the_plan_up_and_every_lock_back(
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert reason.value in record.getMessage()
     assert isinstance(record.exc_info[1], Exception) if record.exc_info else False
-    rank.tree.planning.plan(req, rank.tree, max_gaps=64)
+    rank.admission.planning.plan(req, rank.tree, max_gaps=64)
     assert req.pic.pending is None, "what is left of the request is not tried again"
     rank.end(req)
     after = rank.receive(PROMPT)
@@ -164,7 +175,7 @@ def test_after_the_limit_nothing_is_planned_or_published_until_a_flush(
     assert (rank.names, rank.num_protected(), rank.index.stats().num_nodes) == ([], 0, 0), "nothing is kept for nothing"
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING], "each is logged once"
     req = rank.publish([*PROMPT, 3])
-    assert rank.tree.planning.refusal(req) is Fallback.FAULTS
+    assert rank.eligibility.refusal(req) is Fallback.FAULTS
     assert rank.index.stats().num_nodes == 0
     rank.tree.reset()
     assert (rank.faults.is_off, rank.counted.level(SWITCHED_OFF)) == (False, 0)
@@ -182,7 +193,7 @@ def test_a_publication_that_fails_leaves_no_rows_of_unknown_history(
         assert rank.counted.by_label(FALLBACKS) == {"fault_publication": 1}
     assert rank.index.is_whole
     assert rank.index.stats().num_nodes == 0
-    assert rank.tree.planning.refusal(old) is Fallback.FAULTS, "it may have rows from before in its prefix"
+    assert rank.eligibility.refusal(old) is Fallback.FAULTS, "it may have rows from before in its prefix"
     rank.end(old)
     new = rank.publish(TEXT)
     assert new.extra_key == tree_key(None, restarts=1)
@@ -224,7 +235,7 @@ def test_a_pin_that_fails_gives_every_pin_back(rank: Rank, monkeypatch: pytest.M
 
 def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = hooks_of(monkeypatch, reception)
-    reception.install(rank.tree, _CORE, Modes())
+    reception.install(rank.tree, rank.admission, _CORE)
     monkeypatch.setattr(reception, "parse_options", fail)
     req = request(extra_key="tenant", cache_salt="salt")
     hooked["after Req.__init__"](None, req)
@@ -289,7 +300,7 @@ def test_a_layout_that_fails_gives_the_donors_back(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("no_groups")
 def test_a_fault_while_the_server_starts_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Pair(num_heads=0)
-    made.path.recover = None
+    monkeypatch.setattr(forward._Pass, "is_trial", True)
     with pytest.raises(Broken):
         made.spliced(lambda: monkeypatch.setattr(Splicer, "splice", fail))
     assert made.released == ["donors"]

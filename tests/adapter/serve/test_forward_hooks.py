@@ -14,7 +14,7 @@ from sglang_pic.adapter.serve import prefill_path as paths
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
-from tests.helpers.builders import request, scheduled
+from tests.helpers.builders import make_path, request, scheduled
 
 
 @pytest.mark.parametrize("replays", [False, True])
@@ -56,7 +56,7 @@ class Watcher:
 def test_observers_are_told_of_the_passes_they_watch() -> None:
     """Once, with what the runner returned; a pass that nobody watches carries nothing."""
     first, second = Watcher("a"), Watcher("b")
-    path = ForwardPath(None, [first, second])  # type: ignore[arg-type]
+    path = ForwardPath(None, [first, second], None)  # type: ignore[arg-type]
 
     def run(rid: str, *, prefills: bool = True) -> str:
         batch, computed = SimpleNamespace(), scheduled([request(rid=rid)], [300])
@@ -77,7 +77,7 @@ def test_the_layer_of_a_gap_batch_knows_the_backend_that_computes_it(monkeypatch
     plain = {"chunked_prefix_cache_threshold": 0, "disable_chunked_prefix_cache": True, "qk_rope_head_dim": 64}
     layer = SimpleNamespace(current_attention_backend=None, flashinfer_mla_disable_ragged=False, **plain)
     dispatch = deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method
-    path = ForwardPath(None)  # type: ignore[arg-type]
+    path = make_path(None)  # type: ignore[arg-type]
 
     def choose(mode: Any, prefix_lens: list[int]) -> str:
         fields = {"forward_mode": mode, "extend_prefix_lens_cpu": prefix_lens, "seq_lens_cpu": [100]}

@@ -21,14 +21,13 @@ from sglang.srt.model_executor import forward_batch_info as info
 from torch import Tensor
 
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
-from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime import splice
 from sglang_pic.runtime.host_rows import HostView
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 from tests.helpers import audit_bench
-from tests.helpers.builders import BareRunner, Server, Tree, extend_batch, scheduled
+from tests.helpers.builders import BareRunner, Server, Tree, extend_batch, make_path, scheduled
 from tests.helpers.strict_device import DEVICE, WaitError, on_device, read, strict_device
 
 SLOTS, LAYERS, HEADS, DIM, ROW = 4096, 2, 2, 8, 1024
@@ -99,7 +98,7 @@ def serve(kind: PoolKind, to: Callable[[Tensor], Tensor], **fields: Any) -> dict
         plan = req.pic.admit(0, len(req.full_untruncated_fill_ids), first_chunk=True)
         assert (plan is None) == (row == 1), "requests with and without splices"
     scheduled, batch = batches(reqs, to, table, **fields)
-    path, seen = ForwardPath(splicer(kind, to)), {}
+    path, seen = make_path(splicer(kind, to)), {}
     translator = KVIndexTranslator(
         req_to_token=table, token_to_kv_pool_allocator=None, token_to_kv_pool=None, page_size=1, device=str(DEVICE)
     )

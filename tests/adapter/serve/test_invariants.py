@@ -22,11 +22,10 @@ from sglang.srt.mem_cache.utils import get_hash_str
 
 from sglang_pic.adapter.serve.account import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.serve.tree import adopted_again
 from sglang_pic.core import DropReason, Plan
-from tests.helpers.builders import Kept, request, request_state
+from tests.helpers.builders import Kept, make_path, request, request_state
 from tests.helpers.rank_driver import NO_DRAFT, POOL, Draft, Host, Rank, drive
 from tests.helpers.traffic import BREAK, FIRST_WORD, NUM_WORDS
 
@@ -310,7 +309,7 @@ def test_donors_stay_locked_until_their_copy_is_queued(fails: bool) -> None:
 
     moved = SimpleNamespace(src=None, dst=None, shifts=None, windows=None)
     gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=locks, host=None)
-    path = ForwardPath(SimpleNamespace(splice=splice))  # type: ignore[arg-type]
+    path = make_path(SimpleNamespace(splice=splice))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext():
         path.move_rows(gap)
     assert seen == ["copied", "unlocked"]

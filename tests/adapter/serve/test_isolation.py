@@ -15,8 +15,9 @@ from sglang.srt.mem_cache.events import LoRANameTable
 from sglang_pic.adapter.features.pins import _describe
 from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict, tree_key
 from sglang_pic.adapter.serve.frontend import _validate
-from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
+from sglang_pic.adapter.serve.planning import donor_namespaces
 from sglang_pic.adapter.serve.receive import serve_as_opted_out
+from sglang_pic.adapter.serve.state import tree_namespace
 from sglang_pic.errors import ConfigError
 from tests.helpers.builders import Server, request
 

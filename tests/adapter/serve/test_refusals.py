@@ -19,15 +19,15 @@ from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve import receive as reception
 from sglang_pic.adapter.serve.account import FALLBACKS, SPLICED_TOKENS, Accounting
+from sglang_pic.adapter.serve.admission import Admission
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.feature import Feature, Features
-from sglang_pic.adapter.serve.modes import MODE_OFF, SWITCH_KEY, Cause, Modes
+from sglang_pic.adapter.serve.modes import MODE_OFF, SWITCH_KEY, Cause, Eligibility, Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
-from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.receive import _details, receive
 from sglang_pic.adapter.serve.resolve import TreeRows
 from sglang_pic.adapter.serve.state import LastPlan, RequestState
-from sglang_pic.adapter.serve.tree import PicRadixCache, UnifiedRadixCache
+from sglang_pic.adapter.serve.tree import UnifiedRadixCache
 from sglang_pic.adapter.support import max_keys, refused_backend
 from sglang_pic.config import PicConfig
 from sglang_pic.core import (
@@ -47,6 +47,7 @@ from tests.helpers.builders import (
     hooks_of,
     make_allocator,
     make_planning,
+    make_stations,
     make_tree,
     request,
 )
@@ -65,15 +66,17 @@ class Index:
 
 
 @pytest.fixture
-def planning() -> Planning:
-    return make_planning(Index(), PicConfig())
+def eligibility() -> Eligibility:
+    return make_stations().eligibility
 
 
 def planned(req: Any) -> Index:
     """An index that was asked for a request's plan, if one was made."""
     index, tree = Index(), SimpleNamespace(page_size=1)
-    pins = Pins(ContentIndex(), 0, Series((), None))
-    make_planning(index, PicConfig(), features=Features([pins])).plan(req, tree, max_gaps=64)  # type: ignore[arg-type]
+    stations = make_stations()
+    stations.index = index
+    stations.features.add(Pins(ContentIndex(), stations.eligibility, 0, Series((), None)))
+    make_planning(stations).plan(req, tree, max_gaps=64)  # type: ignore[arg-type]
     return index
 
 
@@ -100,10 +103,12 @@ def asked_for(req: Any) -> PlanOptions | None:
         ({"pic": RequestState(RequestOptions(), namespace=Namespace("k" * 1024, "s" * 1025))}, Fallback.KEY),
     ],
 )
-def test_what_splices_would_not_serve_is_computed(planning: Planning, fields: dict[str, Any], reason: Fallback) -> None:
+def test_what_splices_would_not_serve_is_computed(
+    eligibility: Eligibility, fields: dict[str, Any], reason: Fallback
+) -> None:
     req, series = request(**fields), Kept()
     assert asked_for(req) is None
-    Accounting(series).count_admitted(req, None, planning.refusal(req), first_chunk=True)
+    Accounting(series).count_admitted(req, None, eligibility.refusal(req), first_chunk=True)
     assert series.by_label(FALLBACKS) == {reason.value: 1}
     details = _details(None, None, req)
     assert details is not None
@@ -181,12 +186,12 @@ def received(auditor: Any, pic: object = None, *, mode: Mode = Mode.AUTO, **fiel
     return req
 
 
-def test_a_request_that_does_not_say_is_served_by_the_servers_mode(planning: Planning) -> None:
+def test_a_request_that_does_not_say_is_served_by_the_servers_mode(eligibility: Eligibility) -> None:
     auditor = Features()
     assert is_strict(received(auditor, mode=Mode.OFF).extra_key)
-    assert planning.refusal(received(auditor, mode=Mode.OFF)) is Fallback.OFF
+    assert eligibility.refusal(received(auditor, mode=Mode.OFF)) is Fallback.OFF
     opted_in = received(auditor, {"mode": "auto"}, mode=Mode.OFF)
-    assert (opted_in.extra_key, planning.refusal(opted_in)) == (None, None)
+    assert (opted_in.extra_key, eligibility.refusal(opted_in)) == (None, None)
     assert is_strict(received(auditor, {"mode": "off"}).extra_key)
 
 
@@ -198,23 +203,22 @@ def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(monke
     assert streaming.extra_key == opted_out.extra_key != ordinary.extra_key
     assert is_strict(streaming.extra_key)
     assert ordinary.extra_key == received(auditor).extra_key is None
-    assert match(monkeypatch, planning_of(switched_off=True), streaming) == streaming.extra_key
+    assert match(monkeypatch, stations_of(switched_off=True), streaming) == streaming.extra_key
 
 
-def planning_of(*, switched_off: bool = False, serves: bool = True) -> Planning:
+def stations_of(*, switched_off: bool = False, serves: bool = True) -> Any:
     modes = Modes()
     if switched_off:
         modes.switch(Mode.OFF)
     feature = Feature()
     feature.diverts = lambda _: None if serves else Fallback.AUDIT  # type: ignore[method-assign]
-    return make_planning(ContentIndex(), PicConfig(), modes=modes, features=Features([feature]))
+    return make_stations(modes=modes, features=Features([feature]))
 
 
-def match(patch: pytest.MonkeyPatch, made: Planning, req: Any) -> str | None:
+def match(patch: pytest.MonkeyPatch, stations: Any, req: Any) -> str | None:
     """The key under which SGLang's tree is asked for the prefix of a request that waits."""
     patch.setattr(UnifiedRadixCache, "match_prefix", lambda _, params: params.key.extra_key)
-    cache = PicRadixCache.__new__(PicRadixCache)
-    cache.planning = made
+    cache = make_tree(make_allocator(64, 1), stations=stations)
     key = RadixKey(array("q", [1, 2]), req.extra_key, cache_salt=req.cache_salt)
     return cache.match_prefix(MatchPrefixParams(key=key, req=req))  # type: ignore[return-value]
 
@@ -230,11 +234,11 @@ def test_what_waits_when_splicing_is_switched_off_is_kept_apart_from_spliced_row
     for fields in ({}, {"extra_key": "k", "cache_salt": "s"}, {"extra_key": "kl", "lora_id": "l"}):
         req, apart = received(auditor, **fields), received(auditor, {"mode": "off"}, **fields)
         key = req.extra_key
-        assert match(monkeypatch, planning_of(), req) == key, "nothing is off"
-        assert planning_of(**off).refusal(req) is reason, "in the middle of its prefill"
-        assert match(monkeypatch, planning_of(**off), req) == req.extra_key == apart.extra_key != key
-        assert match(monkeypatch, planning_of(), req) == apart.extra_key
-        assert planning_of().refusal(req) is reason
+        assert match(monkeypatch, stations_of(), req) == key, "nothing is off"
+        assert stations_of(**off).eligibility.refusal(req) is reason, "in the middle of its prefill"
+        assert match(monkeypatch, stations_of(**off), req) == req.extra_key == apart.extra_key != key
+        assert match(monkeypatch, stations_of(), req) == apart.extra_key
+        assert stations_of().eligibility.refusal(req) is reason
 
 
 def test_an_operator_switches_a_running_server_off_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +246,7 @@ def test_an_operator_switches_a_running_server_off_and_on(monkeypatch: pytest.Mo
     modes = Modes(series=series)
     modes.install()
     handler = hooks["after SchedulerInternalStateController._update_handlers"]({}, None)[SWITCH_KEY]
-    made = make_planning(ContentIndex(), PicConfig(), modes=modes)
+    made = make_stations(modes=modes).eligibility
     for value, is_on in ((0, False), (1, True), (0, False)):
         handler.validate(SWITCH_KEY, value)
         handler.apply(SWITCH_KEY, value)
@@ -315,13 +319,11 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
         cache._inserted.append((SimpleNamespace(prefix_len=0, adopted_ranges=None), 300))
 
     monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", insert_rows)
-    cache: Any = make_tree(
-        make_allocator(64, 1),
-        planning=SimpleNamespace(refusal=lambda _: None, flush=lambda: None),
-        publication=SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req)),
-    )
+    publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
+    stations = make_stations(publication=publication)
+    cache: Any = make_tree(make_allocator(64, 1), stations=stations)
     hooks = hooks_of(monkeypatch, reception)
-    reception.install(cache, ReusePolicy(), Modes())
+    reception.install(cache, Admission(make_planning(stations), stations), ReusePolicy())
 
     def new_request() -> Any:
         hooks["after Req.__init__"](None, req := request())

@@ -113,16 +113,16 @@ def test_the_table_has_the_known_versions_of_what_the_contract_names() -> None:
 def test_start_up_names_the_changed_bodies_once(
     rank: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from sglang_pic.adapter import factory
+    from sglang_pic.adapter import support
 
     runner = SimpleNamespace(prefill_attention_backend_str="triton")
     ctx: Any = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), tp_rank=rank)
     caplog.set_level(logging.WARNING)
-    factory.warn_of_changes(ctx, [])
+    support.warn_of_changes(ctx, [])
     assert caplog.messages == [], "nothing differs from what was tested"
     forward = ATTENTION_BODIES["triton"][0]
     monkeypatch.setattr(bodies, "TESTED_BODIES", {**TESTED_BODIES, forward: {"0" * 12: (BUILT_FOR,)}})
-    factory.warn_of_changes(ctx, ["sglang.srt.plugins.hook_registry.HookRegistry.register"])
+    support.warn_of_changes(ctx, ["sglang.srt.plugins.hook_registry.HookRegistry.register"])
     assert len(caplog.messages) == lines
     for message in caplog.messages:
         assert "in 2 functions that the cache relies on: " in message

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.core import CostModel, num_reads
 from sglang_pic.core.costs import report
 from sglang_pic.runtime.views import PoolKind
-from tests.helpers.builders import BareRunner
+from tests.helpers.builders import BareRunner, make_path
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -48,7 +47,7 @@ class Machine(BareRunner):
             fill=lambda *_: None,
         )
         self.token_to_kv_pool_allocator = SimpleNamespace(size=65_535)
-        self.path = ForwardPath(self)  # type: ignore[arg-type]
+        self.path = make_path(self)  # type: ignore[arg-type]
 
     def forward(self, batch: Any) -> Any:
         """SGLang's, with our hook around it."""

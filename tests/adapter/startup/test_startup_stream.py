@@ -13,8 +13,12 @@ import pytest
 import torch
 
 from sglang_pic.adapter import factory, server_info, support
+from sglang_pic.adapter.features import images
+from sglang_pic.adapter.features.hicache import host_tier
+from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.serve import receive
-from sglang_pic.adapter.startup import startup_metrics
+from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.startup import live_model, self_test, startup_metrics
 from sglang_pic.config import PicConfig
 from sglang_pic.core import CostModel
 
@@ -71,49 +75,59 @@ def around(*passes: str) -> list[str]:
 def test_every_pass_of_start_up_runs_on_the_forward_stream(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     runner = SimpleNamespace(device="cuda", forward_stream=Stream("forward", device))
     ctx = MagicMock(tp_worker=SimpleNamespace(model_runner=runner), tp_group=None)
+    splicer = MagicMock(**{"view.index": (), "view.index_rows": (), "view.windows": None})
+    live = MagicMock(runner=runner, splicer=splicer, drafts=[], delimiters=())
     costs = CostModel(computed_token_us=3.0, spliced_token_us=0.1, gap_us=40.0)
+    shared = MagicMock(features=Features(), config=PicConfig(audit_rate=0))
 
-    def checked_path(*_: object) -> Any:
-        device.run("checks")()
-        return MagicMock(), []
+    def calibration(*_: object) -> CostModel:
+        device.run("calibration")()
+        return costs
 
-    def make_cache(*_: object) -> Any:
-        splicer = MagicMock(**{"view.index": (), "view.index_rows": (), "view.windows": None})
-        factory._read_host(ctx, MagicMock(), splicer, [], costs)
-        return MagicMock(**{"planning.cost": None})
-
-    for name, stub in {
-        "load_config": lambda: PicConfig(audit_rate=0),
-        "check_support": lambda *_: None,
-        "check_features": lambda _: (),
-        "warn_of_changes": lambda *_: None,
-        "disaggregation_mode": lambda _: "null",
-        "load_loops": lambda: True,
-        "apply_hooks": lambda: None,
-        "log_result": lambda *_: None,
-        "_labels": lambda _: None,
-        "_without_secrets": lambda config: config,
-        "_checked_path": checked_path,
-        "_read_model": device.run("calibration"),
-        "_make_cache": make_cache,
-        "run_self_test": device.run("self-test"),
-        **dict.fromkeys(("view_host_pool", "HostTier", "DraftsOnHost"), MagicMock()),
-        "calibrate_fetch": lambda *_: float(device.run("fetches")() is None),
+    names = ("ForwardPath", "Planning", "ContentIndex", "WindowRowsInTree", "create_unified_radix_cache")
+    for module, stubs in {
+        factory: {
+            "load_config": lambda: PicConfig(audit_rate=0),
+            "metric_labels": lambda _: None,
+            "read_live_model": lambda *_: live,
+            "check_live_rows": device.run("checks"),
+            "read_costs": calibration,
+            "load_loops": lambda: True,
+            "apply_hooks": lambda: None,
+            "FEATURES": (HostTier.make,),
+            "certify": lambda *_: None,
+            "get_parallel": lambda: SimpleNamespace(dp_rank=None),
+            **dict.fromkeys(names, MagicMock()),
+            "Stations": lambda *_, **__: shared,
+        },
+        support: {
+            "prefix_only": lambda _: "",
+            "check_support": lambda *_: None,
+            "check_features": lambda _: (),
+            "warn_of_changes": lambda *_: None,
+            "disaggregation_mode": lambda _: "null",
+            "default_mode": lambda _: None,
+        },
+        images: {"make": lambda *_: None},
+        host_tier: {
+            **dict.fromkeys(("view_host_pool", "DraftsOnHost"), MagicMock()),
+            "calibrate_fetch": lambda *_: float(device.run("fetches")() is None),
+        },
+        self_test: {"run_self_test": device.run("self-test"), "log_result": lambda *_: None},
+        startup_metrics: {"export": lambda *_: None},
+        server_info: {"install": lambda *_: None},
+        receive: {"install": lambda *_: None},
     }.items():
-        monkeypatch.setattr(factory, name, stub)
-    monkeypatch.setattr(support, "prefix_only", lambda _: "")
-    monkeypatch.setattr(factory.certified, "certify", lambda *_: (PicConfig(audit_rate=0), None))
-    for module, name in ((server_info, "install"), (receive, "install"), (startup_metrics, "export")):
-        monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(factory, "get_parallel", lambda: SimpleNamespace(dp_rank=None))
+        for name, stub in stubs.items():
+            monkeypatch.setattr(module, name, stub)
     factory.create_cache(ctx)
     assert device.events == [*around("checks", "calibration"), *around("fetches"), *around("self-test")]
 
 
 def test_a_batch_is_bounded_where_a_draft_gets_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
     def most(chunk: int | None, *, is_multimodal: bool) -> int | None:
-        monkeypatch.setattr(factory, "get_schedule", lambda: SimpleNamespace(chunked_prefill_size=chunk))
-        return factory._max_extend(MagicMock(**{"model_config.is_multimodal": is_multimodal}))
+        monkeypatch.setattr(live_model, "get_schedule", lambda: SimpleNamespace(chunked_prefill_size=chunk))
+        return live_model.max_extend(MagicMock(**{"model_config.is_multimodal": is_multimodal}))
 
     assert (most(8_192, is_multimodal=True), most(8_192, is_multimodal=False)) == (16_384, None)
     assert {most(chunk, is_multimodal=True) for chunk in (None, -1)} == {None}, "SGLang does not cut prompts either"

@@ -30,15 +30,14 @@ from sglang_pic.adapter.features.audit.report import (
     log_resumption,
     log_suspension,
 )
-from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import is_too_long
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.adapter.sglang.seams import ModelRunner, Req, Scheduler, TpGroup
-from sglang_pic.config import PicConfig
+from sglang_pic.adapter.serve.stations import Stations
+from sglang_pic.adapter.sglang.seams import ModelRunner, Req, RunnerOutput, ScheduleBatch, Scheduler, TpGroup
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +74,11 @@ class Audit(Feature):
     """The audit of one scheduler rank, if `audit_rate` is above 0.
 
     Four methods drop state, each more than the one before: `make_room` the slots of an unfinished computation,
-    `abandon` also the waiting requests, `renew` also the windows, `on_flush` also the generations.
+    `abandon` also the waiting requests, `on_weights` also the windows, `on_flush` also the generations.
 
     Args:
         runner: SGLang's model runner, from whose pool the full computation borrows slots.
-        config: the operator's settings.
-        series: exports this rank's `metrics.METRICS`.
+        stations: the operator's settings, the metrics, and what happens after exceptions.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
         sends_rows: whether rows are sent to decode servers, which may keep spliced rows of a namespace that is off.
     """
@@ -88,19 +86,12 @@ class Audit(Feature):
     fault = Fallback.FAULT_AUDIT
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        config: PicConfig,
-        series: Series,
-        tp_group: TpGroup | None,
-        *,
-        sends_rows: bool = False,
+        self, runner: ModelRunner, stations: Stations, tp_group: TpGroup | None, *, sends_rows: bool = False
     ) -> None:
-        self.recover: Callable[..., None] | None = None
-        """`PicRadixCache.recover`. Until it is set, exceptions are raised."""
-        self._config, self._series, self._tp_group, self._sends_rows = config, series, tp_group, sends_rows
+        self._config, self._recovery, self._tp_group = stations.config, stations.recovery, tp_group
+        self._series, self._sends_rows = stations.series(metrics.METRICS), sends_rows
         self._allocator = runner.token_to_kv_pool_allocator
-        self._ledger = AuditLedger(config)
+        self._ledger = AuditLedger(self._config)
         self._queue = FullQueue(
             runner,
             is_present=lambda drawn: self._is_present(drawn.namespace, drawn.generation),
@@ -109,7 +100,7 @@ class Audit(Feature):
         # NOTE: requests are drawn at random: if tenants take turns, every n-th one is the same tenant's.
         self._chance = random.Random(_SEED)
         self._tallies = {window: _Tally() for window in Window}
-        series.set(metrics.LIMIT, config.audit_kl_limit)
+        self._series.set(metrics.LIMIT, self._config.audit_kl_limit)
         self._num_skipped = self._num_summed = 0
         self._num_rounds = 0
 
@@ -131,13 +122,11 @@ class Audit(Feature):
 
     def on_admitted(self, req: Req) -> None:
         """Draw the request for an audit, or not, if it uses spliced rows and its last prompt token is admitted."""
-        with self._guarded():
-            self._draw(req)
-
-    def _draw(self, req: Req) -> None:
         state: RequestState = req.pic
         ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
-        if ends and (state.counts.chunk_hit or state.inherits):
+        if not ends or not (state.counts.chunk_hit or state.inherits):
+            return
+        with self._guarded():
             # NOTE: one number for each such request and for no other, so that all ranks draw the same requests.
             rate = self._config.audit_rate
             if _window_of(state) is Window.CHANGED:
@@ -148,17 +137,26 @@ class Audit(Feature):
                 else:
                     state.of_features[DRAWN] = state.last_chunk
 
-    def keep(self, req: Req, logits: torch.Tensor | None) -> None:
-        """Queue a drawn request with the logits of its pass.
+    def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
+        """Find the drawn requests of a batch by their places in it, which are those of their logits."""
+        drawn: list[tuple[int, Req]] = []
+        for place, req in enumerate(batch.reqs):
+            # Not the pass of another chunk of a drawn request.
+            if is_drawn(req.pic) and not req.output_ids:
+                del req.pic.of_features[DRAWN]
+                drawn.append((place, req))
 
-        Args:
-            req: the request.
-            logits: `[vocab_size]`, copied on the current stream; `None` if the pass has none.
-        """
-        with self._guarded():
-            self._keep(req, logits)
+        def keep(output: RunnerOutput) -> None:
+            # NOTE: sampling changes the logits in place, later on this stream. Scoring of several items gives none.
+            logits = output.logits_output.next_token_logits
+            for place, req in drawn:
+                with self._guarded():
+                    self._keep(req, None if logits is None else logits[place])
+
+        return keep if drawn else None
 
     def _keep(self, req: Req, logits: torch.Tensor | None) -> None:
+        """Queue a drawn request with the logits of its pass, `[vocab_size]`; `None` if the pass has none."""
         state: RequestState = req.pic
         if state.is_faulty:
             return  # it was computed whole
@@ -222,8 +220,8 @@ class Audit(Feature):
         """Drop the waiting audits and wait for the running step, before rows or weights change."""
         self._skip(AuditSkip.FLUSHED, self._queue.abandon())
 
-    def renew(self) -> None:
-        """Clear the windows, because the weights changed; the tree may keep its rows."""
+    def on_weights(self, tree: PicTree) -> None:
+        """Clear the windows; the tree may keep its rows."""
         self.abandon()
         self._ledger.renew()
         self._show_windows()
@@ -283,9 +281,7 @@ class Audit(Feature):
         try:
             yield
         except Exception as error:
-            if self.recover is None:
-                raise
-            self.recover((), Fallback.FAULT_AUDIT, error, in_pass=in_pass)
+            self._recovery.recover((), Fallback.FAULT_AUDIT, error, in_pass=in_pass)
             self.abandon()
 
     def _settle(self) -> None:

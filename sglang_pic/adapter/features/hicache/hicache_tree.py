@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from sglang.srt.mem_cache import base_prefix_cache as base
 
-from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
 from sglang_pic.adapter.namespace import is_strict
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.tree import PicRadixCache
-from sglang_pic.adapter.sglang.hooks import hook
 
 NO_STORE: Final = (
     "A store of HiCache cannot distinguish spliced window rows or rows beside images from computed ones, or the rows "
@@ -25,17 +21,21 @@ NO_STORE: Final = (
 class HiCacheTree(PicRadixCache):
     """`PicRadixCache` with rows on the host, and in a store if one is attached."""
 
-    host: HostTier
-    store: StoreTier | None = None
-    """None with windows in a pool of their own, with images, and with drafts whose rows SGLang's keys do not name."""
-    drafts: DraftsOnHost | None = None
-    """None until SGLang has made the host's pools."""
+    @property
+    def host(self) -> HostTier | None:
+        """None until SGLang has made the host's pools."""
+        return self.features.find(HostTier)
+
+    @property
+    def store(self) -> StoreTier | None:
+        """None where `StoreTier.make` makes none."""
+        return self.features.find(StoreTier)
 
     def register_sidecar_pool(self, spec: Any, entry: Any = None) -> None:
         """Register another host pool as SGLang does, and bind the draft's host pools, which are registered last."""
         super().register_sidecar_pool(spec, entry)
-        if self.drafts is not None:
-            self.host.token_bytes += self.drafts.bind_registered()
+        if self.host is not None:
+            self.host.bind_registered()
 
     def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
         """Attach a store to the running server; refuse one that cannot distinguish spliced rows from computed ones."""
@@ -52,7 +52,8 @@ class HiCacheTree(PicRadixCache):
     def loading_check(self, finish_count: int | None = None) -> None:
         """Finish loads from the host as SGLang does, and unlock host rows that splices have read."""
         super().loading_check(finish_count)
-        self.host.unlock_read()
+        if self.host is not None:
+            self.host.unlock_read()
 
     def write_backup_storage(self, node_id: int) -> None:
         """Write the rows of a node to the store: exact rows under SGLang's keys, approximate rows under our own.
@@ -67,14 +68,14 @@ class HiCacheTree(PicRadixCache):
             super().write_backup_storage(node_id)
             return
         may_write = False
-        with self.guarded(Fallback.FAULT_STORE):
+        with self._recovery.guarded(Fallback.FAULT_STORE):
             may_write = self._announce(node_id)
         if may_write:
             super().write_backup_storage(node_id)
 
     def _announce(self, node_id: int) -> bool:
         """Whether the rows of a node may be written; if so, their keys are announced to the store."""
-        path = self.host.path_to(node_id)
+        path = None if self.host is None else self.host.path_to(node_id)
         if path is None:
             return False
         exact_end = self.publication.exactness(path.namespace, path.tokens[: path.num_rows]).exact_len
@@ -87,7 +88,7 @@ class HiCacheTree(PicRadixCache):
         """Look for a prefix in the store as SGLang does, and for pages under our own keys."""
         # Before SGLang's threads see the request.
         if self.store is not None and not self.has_ongoing_prefetch(request):
-            with self.guarded(Fallback.FAULT_STORE):
+            with self._recovery.guarded(Fallback.FAULT_STORE):
                 self.store.note_prefetch(request, *args, **kwargs)
         return super().prefetch_from_storage(request, *args, **kwargs)
 
@@ -95,7 +96,7 @@ class HiCacheTree(PicRadixCache):
         """Insert rows from the store as SGLang does, and publish them."""
         super()._handle_prefetch_result(operation)
         if self.store is not None:
-            with self.guarded(Fallback.FAULT_PUBLICATION):
+            with self._recovery.guarded(Fallback.FAULT_PUBLICATION):
                 self.store.publish(operation)
 
     def check_hicache_events(self) -> None:
@@ -109,39 +110,3 @@ class HiCacheTree(PicRadixCache):
         super().release_aborted_request(request)
         if self.store is not None:
             self.store.forget(request)
-
-
-def install(store: StoreTier) -> None:
-    """Hook SGLang's threads that write to a store and read from it."""
-
-    # NOTE: these run on SGLang's threads.
-    def around_backup(original: Callable[..., None], controller: Any, operation: Any) -> None:
-        write = store.take_write(operation)
-        if write is None:
-            return
-        pages = operation.hash_value
-        try:
-            # SGLang writes the pages of side pools under these keys, too.
-            operation.hash_value = [*pages[: len(pages) - len(write.own_keys)], *write.own_keys]
-            original(controller, operation)
-        finally:
-            operation.hash_value = pages
-
-    def around_query(original: Callable[..., Any], controller: Any, operation: Any) -> tuple[list[str], int]:
-        pages, _ = original(controller, operation)
-        pages = store.extend_hit(operation, pages, controller.storage_backend)
-        return pages, len(pages) * controller.page_size
-
-    def around_agreement(original: Callable[..., int], controller: object, operation: Any, num_tokens: int) -> int:
-        store.agree(operation, partial(original, controller, operation))
-        return original(controller, operation, num_tokens)
-
-    def around_transfer(
-        original: Callable[..., int], controller: object, operation: Any, pages: Any, slots: Any, *args: object
-    ) -> int:
-        return original(controller, operation, store.keys_to_read(operation, pages), slots, *args)
-
-    hook(__name__, "HybridCacheController._page_backup", around_backup)
-    hook(__name__, "HybridCacheController._storage_hit_query", around_query)
-    hook(__name__, "HybridCacheController._sync_prefetch_hit_query", around_agreement)
-    hook(__name__, "HiCacheController._page_transfer_kv_batch", around_transfer)

@@ -16,14 +16,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
+from sglang_pic.adapter.features.parts import Parts
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.extend import on_forward_stream
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
 from sglang_pic.adapter.serve.rows import OnDevice, OnHost
-from sglang_pic.adapter.sglang.seams import Tree
-from sglang_pic.core import Tokens, as_tokens
+from sglang_pic.adapter.sglang.seams import BuildContext, Tree
+from sglang_pic.adapter.startup.calibration import calibrate_fetch
+from sglang_pic.core import CostModel, Tokens, as_tokens
+from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
 
 
 class BackedPath(NamedTuple):
@@ -46,17 +52,58 @@ class HostTier(Feature):
         tree: SGLang's tree, whose controller is attached.
         token_bytes: bytes of a token's rows, for SGLang's metrics of loads.
         window: window length in tokens, if windows have a pool of their own.
+        drafts: their rows on the host.
+        cost: measured costs, with the price of a fetch.
     """
 
     fault = Fallback.FAULT_STORE
 
-    def __init__(self, tree: Tree, token_bytes: int, window: int | None = None) -> None:
-        self._tree, self.token_bytes = tree, token_bytes
+    def __init__(
+        self,
+        tree: Tree,
+        token_bytes: int,
+        window: int | None = None,
+        *,
+        drafts: DraftsOnHost | None = None,
+        cost: CostModel | None = None,
+    ) -> None:
+        self._tree, self._token_bytes, self._drafts, self.cost = tree, token_bytes, drafts, cost
         self._window = 0 if window is None else window
         self._held: deque[tuple[object, ExitStack]] = deque()
 
+    @classmethod
+    def make(cls, ctx: BuildContext, parts: Parts) -> HostTier | None:
+        """Let splices read rows from HiCache's host pool, and measure what a fetch costs."""
+        if not ctx.enable_hierarchical_cache:
+            return None
+        from sglang.srt.mem_cache.hicache_storage import PoolName
+
+        tree, splicer, cost = parts.tree, parts.live.splicer, parts.cost
+        group = tree.cache_controller.mem_pool_host
+        host_pool, index_pool, window = group.anchor_entry.host_pool, None, None
+        token_bytes, num_slots = host_pool.size_per_token, host_pool.size
+        if splicer.view.index or splicer.view.index_rows:
+            index_pool = group.get_pool(PoolName.INDEXER)
+            token_bytes += index_pool.size_per_token
+        if splicer.view.windows is None:
+            splicer.bind_host(view_host_pool(host_pool, splicer.view, index_pool))
+        else:
+            window_pool, window = group.get_pool(PoolName.SWA), tree.swa_retain_window
+            token_bytes, num_slots = token_bytes + window_pool.size_per_token, min(num_slots, window_pool.size)
+            splicer.bind_host(view_window_host_pools(host_pool, window_pool, splicer.view))
+        drafts = DraftsOnHost(parts.live.drafts, ctx.params, group)
+        if cost is not None:
+            with on_forward_stream(ctx.tp_worker.model_runner):
+                fetched_us = calibrate_fetch(splicer, num_slots, ctx.tp_group)
+            cost = msgspec.structs.replace(cost, fetched_token_us=max(0.0, fetched_us - cost.spliced_token_us))
+        return cls(tree, token_bytes, window, drafts=drafts, cost=cost)
+
+    def bind_registered(self) -> None:
+        """Bind a draft's own host pools, once SGLang has registered all of them."""
+        if self._drafts is not None:
+            self._token_bytes += self._drafts.bind_registered()
+
     def find(self, match: Any) -> OnHost:
-        """The rows on the host that follow a match's rows on the device."""
         node, core = match.last_device_node, self._tree.tree_core
         if match.best_match_node == node:
             return OnHost(node)
@@ -68,19 +115,13 @@ class HostTier(Feature):
         return OnHost(node, transfer.host_indices, transfer.nodes_to_load)
 
     def lock(self, found: OnHost, locks: ExitStack) -> None:
-        """Lock the rows on the host until `locks` is closed.
-
-        NOTE: each node is locked, because SGLang drops the host's copy of a node that another request loads back.
-        """
+        # NOTE: each node is locked, because SGLang drops the host's copy of a node that another request loads back.
         core = self._tree.tree_core
         for node in found.nodes:
             locks.callback(core.dec_host_lock_ref, node, core.inc_host_lock_ref(node).to_dec_params())
 
     def wait_for_loads(self, stream: Any, donors: Sequence[OnDevice]) -> None:
-        """Make the stream wait for loads into donors' slots: the tree has their slots before the rows are written.
-
-        SGLang's passes wait for other loads layer by layer. The donors must be locked.
-        """
+        # The tree has donors' slots before their rows are written. SGLang's passes wait for other loads layer by layer.
         acks = self._tree.cache_controller.ack_load_queue
         read = {node for donor in donors for node in self._nodes(*donor)} if acks else set()
         for ack in acks:
@@ -102,13 +143,6 @@ class HostTier(Feature):
         return {info.node_id for info in path if info.path_start < end and start < info.path_end}
 
     def hold(self, locks: ExitStack, num_tokens: int, events: tuple[Any, Any]) -> None:
-        """Close `locks` when the work of the current stream between two events is done on all ranks.
-
-        Args:
-            locks: of the donors that are read.
-            num_tokens: tokens whose rows are fetched.
-            events: recorded before and after the work.
-        """
         from sglang.srt.managers.cache_controller import HiCacheAck
 
         started, finished = events
@@ -118,7 +152,7 @@ class HostTier(Feature):
             node_ids=[],
             num_tokens=num_tokens,
             num_tokens_by_pool={"kv": num_tokens},
-            num_bytes=num_tokens * self.token_bytes,
+            num_bytes=num_tokens * self._token_bytes,
         )
         self._tree.cache_controller.ack_load_queue.append(ack)
         self._held.append((ack, locks))

@@ -16,16 +16,23 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
+from sglang_pic.adapter.features.hicache.drafts_on_host import is_stored_whole
 from sglang_pic.adapter.features.hicache.host_tier import BackedPath
+from sglang_pic.adapter.features.images import Images
+from sglang_pic.adapter.features.parts import Parts
 from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.publish import Publication
-from sglang_pic.adapter.sglang.seams import Tree
+from sglang_pic.adapter.sglang.hooks import hook
+from sglang_pic.adapter.sglang.seams import BuildContext, Tree
+from sglang_pic.adapter.startup.fingerprint import read_fingerprint
 from sglang_pic.core import Tokens, as_tokens
 
 logger = logging.getLogger(__name__)
@@ -81,6 +88,69 @@ class StoreTier(Feature):
         self._own_key: Callable[[str], str] | None = None
         self._writes: deque[Write] = deque()
         self._prefetches: dict[Any, _Prefetch] = {}
+
+    @classmethod
+    def make(cls, ctx: BuildContext, parts: Parts) -> StoreTier | None:
+        """The tier of a server with HiCache, to which a store may be attached later.
+
+        None with windows in a pool of their own, with images, and with drafts whose rows SGLang's keys do not name.
+
+        Raises:
+            UnsupportedError: a store is attached that would keep one rank's rows of a draft for all ranks.
+        """
+        tree, live, stations, view = parts.tree, parts.live, parts.stations, parts.live.splicer.view
+        if not ctx.enable_hierarchical_cache or isinstance(stations.media, Images):
+            return None
+        is_whole = is_stored_whole(live.drafts, view, stations.ranks, has_store=tree.enable_storage)
+        if not is_whole or len(live.drafts) > stations.index.names.lookahead or view.windows is not None:
+            return None
+        host_pool = tree.cache_controller.mem_pool_host.anchor_entry.host_pool
+        models = [(ctx.tp_worker.model_runner, live.splicer), *((each.runner, each.splicer) for each in live.drafts)]
+        # NOTE: after start-up only ranks that serve the same requests read the fingerprint at the same time.
+        at_start = read_fingerprint(models, host_pool, ctx.tp_group)
+
+        def fingerprint() -> bytes:
+            return read_fingerprint(models, host_pool, stations.ranks) if tree.num_weights else at_start
+
+        policy = msgspec.json.encode(stations.config.core)
+        made = cls(tree, fingerprint, policy=policy, publication=stations.publication)
+        made.install()
+        return made
+
+    def install(self) -> None:
+        """Hook SGLang's threads that write to a store and read from it."""
+
+        # NOTE: these run on SGLang's threads.
+        def around_backup(original: Callable[..., None], controller: Any, operation: Any) -> None:
+            write = self.take_write(operation)
+            if write is None:
+                return
+            pages = operation.hash_value
+            try:
+                # SGLang writes the pages of side pools under these keys, too.
+                operation.hash_value = [*pages[: len(pages) - len(write.own_keys)], *write.own_keys]
+                original(controller, operation)
+            finally:
+                operation.hash_value = pages
+
+        def around_query(original: Callable[..., Any], controller: Any, operation: Any) -> tuple[list[str], int]:
+            pages, _ = original(controller, operation)
+            pages = self.extend_hit(operation, pages, controller.storage_backend)
+            return pages, len(pages) * controller.page_size
+
+        def around_agreement(original: Callable[..., int], controller: object, operation: Any, num_tokens: int) -> int:
+            self.agree(operation, partial(original, controller, operation))
+            return original(controller, operation, num_tokens)
+
+        def around_transfer(
+            original: Callable[..., int], controller: object, operation: Any, pages: Any, slots: Any, *args: object
+        ) -> int:
+            return original(controller, operation, self.keys_to_read(operation, pages), slots, *args)
+
+        hook(__name__, "HybridCacheController._page_backup", around_backup)
+        hook(__name__, "HybridCacheController._storage_hit_query", around_query)
+        hook(__name__, "HybridCacheController._sync_prefetch_hit_query", around_agreement)
+        hook(__name__, "HiCacheController._page_transfer_kv_batch", around_transfer)
 
     # ---- Writes ----
 

@@ -22,9 +22,8 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex
 from tests.helpers.audit_bench import POOL, PROMPT, VOCAB, Bench, Runner, logits_of
-from tests.helpers.builders import hooks_of, make_planning, request, request_state
+from tests.helpers.builders import hooks_of, make_stations, request, request_state
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -226,17 +225,10 @@ def test_nothing_is_computed_once_memory_or_weights_are_not_the_servers(
     assert (bench.runner.num_steps, bench.audit.report().num_skipped) == (1, 3)
 
 
-_UPDATED = ("SchedulerWeightUpdaterManager.end_weight_update", "Scheduler.record_weight_version_change")
-
-
-@pytest.mark.parametrize("moment", ["flush", *_UPDATED])
-def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(
-    moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("moment", ["flush", "weights"])
+def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(moment: str) -> None:
     """What was spliced before is gone from the tree, or was of other weights, and says nothing of what comes."""
     bench = Bench()
-    hooked = hooks_of(monkeypatch, audit_hooks)
-    audit_hooks.install(bench.audit)
     for _ in range(bench.config.audit_min - 1):
         bench.serve_broken()
     for _ in range(3):
@@ -246,8 +238,7 @@ def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(
     if moment == "flush":
         bench.audit.on_flush()
     else:
-        answer = hooked[f"after {moment}"]("SGLang's answer", "SGLang's manager of weights", "a request")
-        assert answer in (None, "SGLang's answer")
+        bench.audit.on_weights(bench.tree)  # type: ignore[arg-type]
     assert (bench.free, bench.audit.has_work) == (POOL, False)
     bench.run()
     assert bench.counts == (bench.config.audit_min - 1, 3, 0)
@@ -295,7 +286,7 @@ def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
         request(PROMPT, pic=drawn_state() if drawn else request_state(), output_ids=output_ids)
         for drawn, output_ids in ((False, []), (True, []), (True, [7]))
     ]
-    watcher = audit_hooks.FirstTokens(bench.audit)
+    watcher = bench.audit
     told = watcher.watch(SimpleNamespace(reqs=reqs))  # type: ignore[arg-type]
     assert told is not None
     logits = torch.stack([torch.full((VOCAB,), float("nan")), logits_of(PROMPT), torch.zeros(VOCAB)])
@@ -314,19 +305,19 @@ def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
 def test_a_diverted_request_stays_so() -> None:
     """Its rows are among those of requests that opted out. A flush begins to count generations anew."""
     bench, key = Bench(), Namespace("bad")
-    planning = make_planning(ContentIndex(), PicConfig(), features=Features([bench.audit]))
+    eligibility = make_stations(features=Features([bench.audit])).eligibility
     for _ in range(2):
         while bench.audit.is_on(key):
             bench.serve_broken("bad")
         state = request_state(namespace=key, generation=bench.audit.generation(key), diverted=Fallback.AUDIT)
         bench.audit.resume(0)
-        assert planning.diversion(state) is Fallback.AUDIT
+        assert eligibility.diversion(state) is Fallback.AUDIT
     while bench.audit.is_on(key):
         bench.serve_broken("bad")
     bench.audit.on_flush()
     assert bench.audit.resume(0)
     assert (bench.audit.is_on(key), bench.audit.generation(key)) == (True, state.epoch.generation)
-    assert planning.diversion(state) is Fallback.AUDIT
+    assert eligibility.diversion(state) is Fallback.AUDIT
 
 
 def test_what_was_spliced_before_a_suspension_is_not_computed_after_it() -> None:

@@ -26,10 +26,11 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import nn
 
-from sglang_pic.adapter.features.drafts.draft_on_host import DraftsOnHost
+from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
 from sglang_pic.adapter.features.hicache.hicache_tree import NO_STORE, HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
-from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.features.hicache.store import StoreTier
+from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.adapter.serve.rows import OnDevice, OnHost, Place, WindowsOnHost, cut_pieces
 from sglang_pic.adapter.serve.state import PendingSplice
@@ -37,7 +38,7 @@ from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
 from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool, view_window_host_pools
 from sglang_pic.runtime.rope import IndexRope
-from tests.helpers.builders import make_pool, plan
+from tests.helpers.builders import make_path, make_pool, plan
 from tests.helpers.rope_models import RadixAttention
 
 LAYERS = 3
@@ -332,9 +333,9 @@ def test_rows_of_windows_are_read_from_their_own_host_pool(layout: str) -> None:
 def test_no_store_is_attached_where_the_plugin_has_no_tier_for_it() -> None:
     """SGLang asks the tree, and passes the reason on to whoever wanted it."""
     tree: Any = HiCacheTree.__new__(HiCacheTree)
-    tree._storage_attachment = None
+    tree._storage_attachment, tree.features = None, Features()
     assert tree.attach_storage_backend(storage_backend="file") == (False, NO_STORE)
-    tree.store = SimpleNamespace()
+    tree.features.add(StoreTier.__new__(StoreTier))
     assert tree.attach_storage_backend(storage_backend="file")[1].startswith("HiCache is not initialized")
 
 
@@ -361,7 +362,7 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
         fetch=lambda *_: seen.append("fetched"),
     )
     draft: Any = SimpleNamespace(splice=lambda *_: None, fetch=lambda *_: seen.append("fetched the draft's"))
-    path, locks = ForwardPath(splicer, draft_splicers=[draft]), ExitStack()
+    path, locks = make_path(splicer, draft), ExitStack()
     locks.callback(seen.append, "unlocked")
     moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
     whole: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), donors=[OnDevice(2, 5, 15)], host=tier)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
-from sglang_pic.adapter.features.drafts.draft_on_host import is_stored_whole
+from sglang_pic.adapter.features.hicache.drafts_on_host import is_stored_whole
 from sglang_pic.adapter.features.hicache.host_tier import BackedPath
 from sglang_pic.adapter.features.hicache.store import StoreTier, Write
 from sglang_pic.adapter.namespace import Namespace

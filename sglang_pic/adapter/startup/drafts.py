@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.features.drafts.draft_workers import drafts_of
 from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner
+from sglang_pic.adapter.startup.draft_workers import drafts_of
 from sglang_pic.adapter.support import refused_backend
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
 from sglang_pic.runtime.rope import read_geometry

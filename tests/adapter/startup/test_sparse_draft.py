@@ -16,12 +16,12 @@ import pytest
 import torch
 from pic_platform import speculation
 
-from sglang_pic.adapter.features.drafts.draft import Draft
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.startup.drafts import Draft
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer

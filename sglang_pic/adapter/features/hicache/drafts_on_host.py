@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_pic.adapter.features.drafts.draft import Draft, named
 from sglang_pic.adapter.sglang.seams import TpGroup
+from sglang_pic.adapter.startup.drafts import Draft, named
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
 from sglang_pic.runtime.views import PoolKind, PoolView

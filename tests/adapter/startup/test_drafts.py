@@ -10,9 +10,9 @@ import torch
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_pic.adapter.features.drafts import draft_workers
-from sglang_pic.adapter.features.drafts.draft import named, read_drafts
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.startup import draft_workers
+from sglang_pic.adapter.startup.drafts import named, read_drafts
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from tests.helpers.builders import fail
@@ -153,11 +153,11 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
             ("read_geometry", None),
             ("Splicer", SimpleNamespace(view=SimpleNamespace(num_slots=5))),
         ):
-            patch.setattr(f"sglang_pic.adapter.features.drafts.draft.{name}", lambda *_, made=made, **__: made)
+            patch.setattr(f"sglang_pic.adapter.startup.drafts.{name}", lambda *_, made=made, **__: made)
         refuses("a KV pool of 5 slots beside the target's 7: both must have as many,", target)
         windows = SimpleNamespace(slots=torch.zeros(8))
         moved = SimpleNamespace(view=SimpleNamespace(num_slots=7, windows=windows))
-        patch.setattr("sglang_pic.adapter.features.drafts.draft.Splicer", lambda *_: moved)
+        patch.setattr("sglang_pic.adapter.startup.drafts.Splicer", lambda *_: moved)
         refuses("window slots that are not the target's: both must have the same;", target)
         target.view.windows = windows
         assert [draft.splicer for draft in read_drafts(ctx, target)] == [moved]

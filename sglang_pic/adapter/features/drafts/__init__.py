@@ -1,1 +1,0 @@
-"""The draft models of speculative decoding."""
