@@ -56,7 +56,7 @@ class Server(StandIn):
         self.passes.append("")
 
     def greedy(self, _prompt: list[int], num_tokens: int, *, key: str) -> list[int]:
-        return [[1] * num_tokens]
+        return [1] * num_tokens
 
     def compute(self, tokens: list[int], *, key: str, off: bool) -> None:
         """Half of a prompt."""

@@ -35,7 +35,10 @@ OF_OTHER_COMMITS = {ROOT / "CHANGELOG.md", RESULTS / "README.md", study.PAGES / 
 CURRENT = [page for page in PAGES if page not in OF_OTHER_COMMITS]
 # Of kubectl, docker, pip, systemd, gateways, clients, other engines, and programs whose records alone are here.
 OF_OTHERS = """--attack --build --control-plane-api-keys --custom-dataset-type --dump-requests-folder
---enable-log-requests --extra-body --from-literal --load-restrictor --now --system --upgrade --web"""
+--enable-log-requests --exclude-dynamic-system-prompt-sections --extra-body --find-links --from-literal --load-restrictor
+--no-index --now --output-format --pass-session-id --system --upgrade --web"""
+# Of responses.
+ANSWERED = {f"x-pic-{name}" for name in ("spliced", "behind-change", "guarded", "inherited", "host", "reason")}
 VARIABLE = re.compile(r'"(SGLANG_PIC_[A-Z_]+)"')
 each_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -62,7 +65,7 @@ def make_targets() -> set[str]:
 
 def code_of(page: Path) -> Iterator[str]:
     """What stands in fences and between backticks, a line at a time."""
-    text = re.sub(r"`[^`]+` (?:in a checkout of|at) [0-9a-f]{7,}", "", page.read_text())
+    text = re.sub(r"`[^`]+` (?:in a checkout of|at|of) [0-9a-f]{7,}", "", page.read_text())
     for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield from block.replace("\\\n", " ").splitlines()
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -89,7 +92,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
         settings = re.findall(r"\bcore\.([a-z_]+)\b(?!\()", code)
         wrong += [f"core.{name}" for name in settings if name not in (*CoreConfig.__struct_fields__, "json", "py")]
         headers = re.findall(r"\bx-pic-[a-z-]*[a-z]\b", code)
-        wrong += [name for name in headers if name not in (*OPTIONS, SALT)]
+        wrong += [name for name in headers if name not in (*OPTIONS, SALT, *ANSWERED)]
         files = re.findall(r"^(?:tests|bench|kernels|traces|sglang_pic)/[\w/.-]+\w$", code)
         wrong += [name for name in files if page.parent != DATA and not (ROOT / name).exists()]
     assert wrong == []

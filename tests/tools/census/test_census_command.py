@@ -153,7 +153,7 @@ def end_at(call_number: int, error: BaseException, patch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("error", "code", "said"),
-    [(KeyboardInterrupt(), 130, "sglang-pic: interrupted"), (TraceError("the template refuses call 2"), 1, "call 2")],
+    [(KeyboardInterrupt(), 130, "sglang-pic: interrupted"), (TraceError("the template refuses call 2"), 2, "call 2")],
 )
 def test_counts_are_not_lost(error: BaseException, code: int, said: str, capsys: Capture, monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:

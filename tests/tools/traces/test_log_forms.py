@@ -196,7 +196,7 @@ def test_a_reader_of_the_users_reads_any_other_form(
     try:
         assert main([*arguments, "my_log:read"]) == 0
         assert json.loads(capsys.readouterr().out)["total"]["calls"] == 3
-        assert main([*arguments, "my_log:bad"]) == 1
+        assert main([*arguments, "my_log:bad"]) == 2
         assert "--reader='my_log:bad' on" in capsys.readouterr().err
         with pytest.raises(OptionError, match=r"--reader='my_log': .*MODULE:FUNCTION is allowed"):
             use_reader("my_log")
