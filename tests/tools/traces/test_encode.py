@@ -282,7 +282,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for package in ("jinja2.sandbox", "tokenizers"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
-            refused(folder, rf"needs the package `{package.partition('.')[0]}`: pip install")
+            refused(folder, rf"needs the package {package.partition('.')[0]}: pip install")
 
 
 def test_the_stand_in_needs_no_files() -> None:
