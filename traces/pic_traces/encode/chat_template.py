@@ -87,7 +87,7 @@ def load_chat_template(folder: Path) -> ChatTemplate:
     try:
         return ChatTemplate(sources, _special_tokens(config))
     except ImportError as error:
-        raise TraceError(f"{asked}: needs the package `jinja2`: pip install '.[census]' in the repository") from error
+        raise TraceError(f"{asked}: needs the package jinja2: pip install '.[census]' in the repository") from error
     except Exception as error:  # jinja2's own errors; the package may not be there to name them
         raise TraceError(f"{asked}: the chat template cannot be compiled: {error}") from error
 
