@@ -35,8 +35,8 @@ OF_OTHER_COMMITS = {ROOT / "CHANGELOG.md", RESULTS / "README.md", study.PAGES / 
 CURRENT = [page for page in PAGES if page not in OF_OTHER_COMMITS]
 # Of kubectl, docker, pip, systemd, gateways, clients, other engines, and programs whose records alone are here.
 OF_OTHERS = """--attack --build --control-plane-api-keys --custom-dataset-type --dump-requests-folder
---enable-log-requests --exclude-dynamic-system-prompt-sections --extra-body --find-links --from-literal --load-restrictor
---no-index --now --output-format --pass-session-id --system --upgrade --web"""
+--enable-log-requests --exclude-dynamic-system-prompt-sections --extra-body --find-links --from-literal
+--load-restrictor --no-index --now --output-format --pass-session-id --system --upgrade --web"""
 # Of responses.
 ANSWERED = {f"x-pic-{name}" for name in ("spliced", "behind-change", "guarded", "inherited", "host", "reason")}
 VARIABLE = re.compile(r'"(SGLANG_PIC_[A-Z_]+)"')
