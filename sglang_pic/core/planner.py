@@ -416,9 +416,12 @@ class Planner:
         """The parts of the runs in these spans, or that are pinned, with seams where a run before them was cut."""
         limits, fitting = self._limits, list[Run]()
         for run, (first, last) in zip(runs, spans, strict=True):
-            pinned_end = self._pinned_end(run.donor, run.shift)
-            start = run.target_start if pinned_end > run.target_start else max(first, run.target_start)
-            end = min(max(last, pinned_end), run.target_end)
+            start, end = max(first, run.target_start), min(last, run.target_end)
+            pinned_end = min(self._pinned_end(run.donor, run.shift), run.target_end)
+            if pinned_end >= start:
+                start, end = run.target_start, max(end, pinned_end)
+            elif pinned_end - run.target_start > end - start:
+                start, end = run.target_start, pinned_end
             if (start, end) == (run.target_start, run.target_end) or end - start >= limits.min_spliced:
                 fitting.append(run.part(start, end))
             else:

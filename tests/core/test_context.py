@@ -10,7 +10,7 @@ from sglang_pic.core.trie import Node
 from tests.helpers.core_builders import index_of, join, plan_of, text
 
 
-@pytest.mark.parametrize(("pinned", "spliced"), [(0, 0), (500, 246), (570, 316), (700, 336)])
+@pytest.mark.parametrize(("pinned", "spliced"), [(0, 0), (400, 146), (500, 246), (570, 316), (700, 336)])
 def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: int, spliced: int) -> None:
     """A block of 400 tokens behind 190 others; the prompt has it behind 600 that the donor lacks, 10 before the end."""
     block, donor_head, head, question = (text(seed, n) for seed, n in enumerate((400, 190, 600, 10), start=7))
