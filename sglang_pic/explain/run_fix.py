@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     for file in args.files:
         if summary := passed[file].summary():
             print(f"note: {file}: {summary}.")
+    for note in dict.fromkeys(note for one in passed.values() for note in one.notes):
+        print(f"note: {note}.")
     print(f"tokens are those of {encoder.name}" + (f"; written: {out}" if out else ""))
     return 0
 
