@@ -29,10 +29,11 @@ def test_a_server_loads_what_serves_and_nothing_else(client: Client) -> None:
     main = psutil.Process(client.server.pid)
     children = [each for each in main.children(recursive=True) if any("sglang::" in word for word in each.cmdline())]
     assert len(children) >= 2, "a scheduler and a detokenizer"
-    for process in (main, *children):
-        process.send_signal(signal.SIGUSR2)
     told = re.compile(rf"^{plugins.MODULES} (.*)$", re.MULTILINE)
-    wait_until(lambda: len(told.findall(client.log())) == 1 + len(children))
+    # One after the other: their long lines would mix in the log.
+    for number, process in enumerate((main, *children), start=1):
+        process.send_signal(signal.SIGUSR2)
+        wait_until(lambda number=number: len(told.findall(client.log())) == number)
     for names in told.findall(client.log()):
         loaded = set(names.split())
         assert "sglang_pic.adapter.plugin" in loaded

@@ -20,7 +20,6 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.sglang.hooks import apply_hooks
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
-from tests.helpers.builders import make_path
 from tests.helpers.with_sglang import with_sglang
 
 
@@ -67,6 +66,9 @@ def _load(results: Connection, cases: Callable[[Any, Any], object], model: str, 
 
 def spliced_path(runner: Any) -> ForwardPath:
     """Our way of the forward pass, in place on a live model."""
+    # Imports SGLang, which the doctor's processes must not have done before they choose a card.
+    from tests.helpers.builders import make_path
+
     geometry = read_geometry(runner.model, max_shift=8_192)
     path = make_path(Splicer(view_pool(runner.token_to_kv_pool), geometry))
     path.install()
