@@ -27,13 +27,6 @@ class Parser(argparse.ArgumentParser):
 
     _words: Sequence[str] = ()
 
-    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
-        """As argparse's."""
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found
-
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
         """As argparse's; after `collect_after_dashes` what follows a lone `--` is left unread.
 

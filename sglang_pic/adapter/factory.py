@@ -77,7 +77,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     config, labels = load_config(), metric_labels(ctx)
     if reason := support.prefix_only(ctx):
         off = Modes(config, Mode.OFF)
-        return prefix_only.create_cache(ctx, reason, off, labels, keeps_states=config.checkpoints)
+        return prefix_only.create_cache(ctx, config, reason, off, labels)
     support.check_support(ctx)
     support.warn_of_changes(ctx, [*changed_bodies, *support.check_features(ctx)])
     if support.disaggregation_mode(ctx) == "decode":
@@ -135,7 +135,7 @@ def _serve(ctx: BuildContext, parts: Parts) -> None:
     }
     if certificate is not None:
         reports["certificate"] = lambda: certificate
-    server_info.install(reports, stations.features.reports, get_parallel().dp_rank)
+    server_info.install(config, reports, stations.features.reports, get_parallel().dp_rank)
     receive.install(parts.tree, Admission(planned, stations), config.core)
     # NOTE: SGLang wraps a target only once, so hooks that share one are registered before all are applied.
     apply_hooks()

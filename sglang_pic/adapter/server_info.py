@@ -9,7 +9,7 @@ import msgspec
 
 from sglang_pic import __version__
 from sglang_pic.adapter.sglang.hooks import hook
-from sglang_pic.config import load_config
+from sglang_pic.config import PicConfig
 
 SWITCHES: Final = {
     "pic_mode": "0 (off) or 1 (auto)",
@@ -20,6 +20,7 @@ _CONTROLLER = "managers.scheduler_components.internal_state.SchedulerInternalSta
 
 
 def install(
+    config: PicConfig,
     parts: Mapping[str, Callable[[], msgspec.Struct]],
     of_features: Callable[[], Mapping[str, msgspec.Struct]],
     dp_rank: int | None,
@@ -27,13 +28,13 @@ def install(
     """Register the hook.
 
     Args:
+        config: shown without its secrets.
         parts: functions that return each part of the entry, by name; called on the scheduler's thread at every request
             for `/server_info`, so they must be quick. Parts may be added later.
         of_features: returns the features' parts, likewise.
         dp_rank: this rank or replica among those that serve requests of their own; `None` if there is one.
     """
-    config = msgspec.to_builtins(load_config().without_secrets())
-    first: dict[str, Any] = {"version": __version__, "config": config}
+    first: dict[str, Any] = {"version": __version__, "config": msgspec.to_builtins(config.without_secrets())}
     if dp_rank is not None:
         first["dp_rank"] = dp_rank
 

@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     config, encoder = policy_of(args), load_encoder(args.tokenizer)
     out = None if args.out is None else output_of(args, "file")
     rewriter, passed = Rewriter(), {file: Passed(args.strict) for file in args.files}
-    for file in args.files:
-        rewriter.learn(read_sessions(file, args.limit_sessions, passed[file]))
-    recorded = [(file, list(read_sessions(file, args.limit_sessions))) for file in args.files]
+    recorded = [(file, list(read_sessions(file, args.limit_sessions, passed[file]))) for file in args.files]
+    for _, sessions in recorded:
+        rewriter.learn(sessions)
     groups = [rewriter.group(call) for _, sessions in recorded for session in sessions for call in session.calls()]
 
     def count(files: list[tuple[str, list[Session]]], config: CoreConfig) -> tuple[Tally, Counter[int]]:
@@ -124,9 +124,8 @@ def _verdict(before: Tally, after: Tally, most: Tally, *, is_changed: bool) -> s
     splices, at_most = (tally.chunk_tokens / max(1, tally.prompt_tokens) for tally in (after, most))
     does = f"The changes alone lift the prefix cache's hits from {old:.1%} to {new:.1%}"
     does = does if is_changed else "These rules find nothing that would help"
+    more = f"splices would save another {splices:.1%} of the prompt tokens, {at_most:.1%} with --preset most"
     if max(splices, at_most) < _LITTLE:
         how = "With these changes" if is_changed else "As it is"
-        more = f"splices would save another {splices:.1%} of the prompt tokens, {at_most:.1%} with --preset most"
         return f"{how} you do not need this plugin: {more}, and are an approximation."
-    more = f"splices would save another {splices:.1%} of the prompt tokens, {at_most:.1%} with --preset most"
     return f"{does}; {more} (`explain`{' on the rewritten requests' if is_changed else ''} says where)."

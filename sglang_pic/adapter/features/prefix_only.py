@@ -23,6 +23,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.modes import Cause, Modes
 from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.adapter.sglang.seams import BuildContext
+from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class PrefixOnlyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create_cache(
-    ctx: BuildContext, reason: str, modes: Modes, labels: Mapping[str, str] | None, *, keeps_states: bool
+    ctx: BuildContext, config: PicConfig, reason: str, modes: Modes, labels: Mapping[str, str] | None
 ) -> Any:
     """The cache that SGLang makes for this server without `--radix-cache-backend`, because of `reason`.
 
@@ -52,9 +53,9 @@ def create_cache(
     hook(__name__, "Req.__init__", on_request)
     modes.install()
     reports: dict[str, Callable[[], msgspec.Struct]] = {"prefix_only": lambda: report, "modes": modes.report}
-    if keeps_states and (states := state_checkpoints.install(ctx, labels)) is not None:
+    if config.checkpoints and (states := state_checkpoints.install(ctx, labels)) is not None:
         reports["checkpoints"] = states.report
-    server_info.install(reports, dict, get_parallel().dp_rank)
+    server_info.install(config, reports, dict, get_parallel().dp_rank)
     apply_hooks()
     if ctx.tp_rank == 0:
         logger.info("sglang_pic: prefix only, served by SGLang's own cache: %s", reason)

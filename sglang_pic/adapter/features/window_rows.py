@@ -66,8 +66,8 @@ class WindowRowsInTree:
         return found
 
     def on_host(self, node: Any, holes: Sequence[Span]) -> tuple[list[WindowsOnHost], list[Any]]:
-        # NOTE: the tree gives host slots of window rows as part of a load, and a load is of a whole window: rows less
-        # than a window behind others that are nowhere are left out.
+        # NOTE: the tree gives host slots of window rows as part of a load, and a load is of a whole window: rows within
+        # a window after missing rows are skipped.
         core, window = self._tree.tree_core, self._tree.swa_retain_window
         (path,) = core.collect_path_info([node])
         # Nodes on the host alone that end a whole window; `start` is the end of the last missing rows.

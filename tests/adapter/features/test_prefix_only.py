@@ -27,8 +27,9 @@ def test_sglangs_own_cache_is_served_and_requests_count_as_off(
     monkeypatch.setattr(prefix_only, "get_parallel", lambda: SimpleNamespace(dp_rank=3))
     monkeypatch.setattr(prefix_only, "default_radix_cache_factory", lambda ctx: ("stock", ctx))
     ctx: Any = SimpleNamespace(tp_rank=0)
+    config = PicConfig(checkpoints=False)
     with caplog.at_level(logging.INFO):
-        cache = prefix_only.create_cache(ctx, "a reason", Modes(PicConfig(), Mode.OFF), None, keeps_states=False)
+        cache = prefix_only.create_cache(ctx, config, "a reason", Modes(config, Mode.OFF), None)
     assert cache == ("stock", ctx)
     assert caplog.messages == ["sglang_pic: prefix only, served by SGLang's own cache: a reason"]
     req = SimpleNamespace(extra_key="key", sampling_params=SimpleNamespace(custom_params={"pic": {"mode": "auto"}}))

@@ -14,6 +14,7 @@ from sglang_pic.adapter import server_info
 from sglang_pic.adapter.features.audit.report import RESUME_KEY
 from sglang_pic.adapter.serve.frontend import Refusals, _validate, _with_noted_hits, _with_reasons
 from sglang_pic.adapter.serve.modes import SWITCH_KEY
+from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError
 
 OURS = SimpleNamespace(server_args=SimpleNamespace(radix_cache_backend="pic"))
@@ -165,7 +166,7 @@ def test_server_info_has_the_version_and_the_configuration_without_salts(monkeyp
     hooks: dict[str, Callable[..., Any]] = {}
     monkeypatch.setattr(server_info, "hook", lambda _, name, function: hooks.__setitem__(name, function))
     monkeypatch.setenv("SGLANG_PIC_CONFIG", '{"core": {"preset": "most"}, "opt_in": ["secret"]}')
-    server_info.install({}, dict, None)
+    server_info.install(load_config(), {}, dict, None)
     shown = SimpleNamespace(internal_state={})
     (add_entry,) = hooks.values()
     add_entry(shown, None, None)

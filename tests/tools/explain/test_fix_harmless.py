@@ -16,6 +16,7 @@ from pic_traces.session import Message
 
 from sglang_pic.cli import main
 from sglang_pic.explain.rewrite import _pieces
+from tests.helpers.explain_patterns import assistant, system, user
 
 Capture = pytest.CaptureFixture[str]
 
@@ -25,18 +26,6 @@ def prose(seed: int, num_words: int = 60) -> str:
     return " ".join(
         rng.choice(["oak", "elm", "ash", "yew", "fir", "bay"]) + str(rng.randrange(90)) for _ in range(num_words)
     )
-
-
-def system(text: str) -> Message:
-    return {"role": "system", "content": text}
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> Message:
-    return {"role": "assistant", "content": text}
 
 
 def write(log: Path, calls: list[list[Message]], *, is_one_session: bool = True) -> Path:
