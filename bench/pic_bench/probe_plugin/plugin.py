@@ -113,7 +113,9 @@ def _count(
         passes[output.can_run_graph] += 1
 
 
-def _show(config: ProbeConfig, runner: Any, passes: Counter[bool], parts: dict[str, Any], *_: object) -> None:
+def _show(
+    config: ProbeConfig, runner: Any, passes: Counter[bool], _served: object, parts: dict[str, Any], *_: object
+) -> None:
     """Before the plugin shows its part of `/server_info`."""
     pool = runner.req_to_token_pool
     parts["probe"] = lambda: ProbeReport(
