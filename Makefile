@@ -138,7 +138,7 @@ SGLANG_VERSION = $(shell sed -n 's/^sglang==//p' requirements-cpu.txt)
 	@touch $@
 
 # What an extra of pyproject.toml lists, beside .venv and before it on the path.
-.versions/fuzz .versions/docs .versions/deploy: pyproject.toml
+.versions/fuzz .versions/deploy: pyproject.toml
 	$(PIP) install -qq --upgrade --target $@ $$($(BIN)/python -c 'import tomllib; \
 	  print(*tomllib.load(open("$<", "rb"))["project"]["optional-dependencies"]["$(notdir $@)"])')
 	@touch $@
@@ -167,11 +167,6 @@ recipes: setup ## ask of families and public recipes whether they start: MODELS.
 study: setup ## write the tables of the study's pages from the records in bench/results
 	$(BIN)/python -m pic_bench.report.study
 
-.PHONY: site
-site: setup .versions/docs ## build the documentation and the companion into runs/site; a broken link fails
-	$(MAKE_MODEL)
-	PYTHONPATH=$(CURDIR)/.versions/docs $(BIN)/python -m sphinx -W --keep-going -q -d build/site -c bench/pic_bench/site . runs/site
-
 .PHONY: deploy
 deploy: setup .versions/deploy ## check the files of sglang_pic/deploy: compose, Kubernetes, systemd
 	PYTHONPATH=$(CURDIR)/.versions/deploy $(BIN)/python -m pytest tests/repository/test_deploy.py $(ARGS)
@@ -183,10 +178,6 @@ matrix: setup ## run the tests that show the matrix of what is supported, and wr
 .PHONY: bench-core
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC alone
 	$(BIN)/python -m pic_bench.core $(ARGS)
-
-.PHONY: bench-host
-bench-host: setup ## the host's work for a spliced request, by step
-	$(BIN)/python -m pic_bench.host $(ARGS)
 
 GENERATED := $(addprefix agent_meta?header=,50 250 1000 2000) sysvar compact tool_variants reorder random
 .PHONY: bench-recall

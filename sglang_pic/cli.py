@@ -47,8 +47,6 @@ _BAD_PATH = {errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG, errno.EPERM, errno.E
 """Errors of a disk, a name or permissions, which the user can mend: they are no bug."""
 _PLACES = ("DIR", "FILE", "LOGS", "MODEL", "PAGE", "TRACE", "TRACE|RUN")
 """Of arguments whose values a shell completes as names of files."""
-_TO_STDOUT = ("export",)
-"""Verbs whose `--out -` is stdout."""
 _FORMATTER = cast("type[argparse.HelpFormatter]", partial(argparse.RawDescriptionHelpFormatter, width=HELP_WIDTH))
 
 
@@ -177,8 +175,8 @@ def _run(words: list[str]) -> int:
     module, verb_parser = _load(name), verb_parsers[name]
     _describe(verb_parser, VERBS[name], module)
     args = verb_parser.parse_args(words[1:], argparse.Namespace(verb=name))
-    if "-" in (str(getattr(args, "out", "")), str(getattr(args, "target", ""))) and name not in _TO_STDOUT:
-        verb_parser.error("'-': only `export` writes to stdout; name a file, or a folder for a run.")
+    if "-" in (str(getattr(args, "out", "")), str(getattr(args, "target", ""))):
+        verb_parser.error("'-': name a file, or a folder for a run.")
     _check_needs(name, VERBS[name].needs, VERBS[name].extras)
     return module.run(args)
 

@@ -16,16 +16,6 @@ from pic_bench.report.numbers import percent, seconds, times
 
 from tests.conftest import ROOT
 
-PAGES = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "sglang_pic").glob("*.md")),
-    *sorted((ROOT / "bench" / "results").glob("*.md")),
-    *sorted(study.PAGES.glob("*.md")),
-    ROOT / "traces" / "pic_traces" / "README.md",
-    ROOT / "traces" / "pic_traces" / "data" / "README.md",
-    *sorted((ROOT / "sglang_pic" / "site").glob("*.md")),
-]
-
 
 @pytest.mark.parametrize("path", [PAGE, OPERATE, CLI], ids=lambda path: path.name)
 def test_generated_tables_are_up_to_date(path: Path) -> None:

@@ -15,19 +15,18 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the study and the site read records with it")
+pytest.importorskip("torch", reason="the study reads records with it")
 from pic_bench.report import study
-from pic_bench.site import conf
 
 from sglang_pic.adapter.serve.headers import OPTIONS, SALT
 from sglang_pic.cli import VERBS, main
 from sglang_pic.core import CoreConfig
 from tests.conftest import ROOT
 
-SITE, RESULTS = ROOT / "sglang_pic" / "site", ROOT / "bench" / "results"
+RESULTS = ROOT / "bench" / "results"
 # Names files of the projects that it has recordings of.
 DATA = ROOT / "traces" / "pic_traces" / "data"
-FOLDERS = (ROOT, ROOT / "sglang_pic", RESULTS, study.PAGES, ROOT / "traces" / "pic_traces", SITE)
+FOLDERS = (ROOT, ROOT / "sglang_pic", RESULTS, study.PAGES, ROOT / "traces" / "pic_traces")
 PAGES = [path for folder in FOLDERS for path in sorted(folder.glob("*.md"))]
 PAGES.append(DATA / "README.md")
 # Each of their commands is one of the commit that is named beside it.
@@ -160,16 +159,3 @@ def anchors(page: Path) -> set[str]:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_the_sites_menu_and_sections_are_there() -> None:
-    """Sphinx is not needed to see it; `make site` builds the site and refuses what leads nowhere."""
-    shown = set()
-    for page, menu in conf.TOCTREES.items():
-        names = re.findall(r"^(?!:)(?:.*<)?([\w./-]+)>?$", menu, re.MULTILINE)
-        shown |= {(ROOT / page).parent.joinpath(f"{name}.md").resolve() for name in names if name != "self"}
-    assert shown | {ROOT / "README.md"} == set(PAGES)
-    for page in SITE.glob("*.md"):
-        for source, heading in re.findall(r"^<!-- section: (\S+) (.+) -->$", page.read_text(), re.MULTILINE):
-            assert conf.section_of(source, heading, page.parent).strip()
-    assert conf.file_of(study.PAGES, "../fidelity-edits") == "../fidelity-edits/report.md", "what tells most of it"

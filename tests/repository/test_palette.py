@@ -29,7 +29,7 @@ def test_pictures_of_the_first_page_have_the_colours_of_the_palette(picture: str
 
 def test_no_style_sheet_has_a_colour_of_its_own_for_a_source() -> None:
     sheets = [*ROOT.glob("sglang_pic/**/*.css"), *ROOT.glob("bench/pic_bench/**/*.css")]
-    assert len(sheets) > 3
+    assert len(sheets) > 2
     for sheet in sheets:
         if sheet.name != "palette.css":
             assert not re.search(r"--(prefix|spliced|guarded|computed|chunk|run-0) *:", sheet.read_text("utf8")), sheet

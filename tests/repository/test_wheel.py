@@ -27,8 +27,8 @@ PACKAGES = {
 }
 """Of each distribution, by the folder of its `pyproject.toml`."""
 REPOSITORY = "https://example.org/someone/project"
-LEFT_OUT = ("*.md", "pic_bench/site/*", "sglang_pic/*.png", "sglang_pic/*.svg")
-"""Pages of the repository, their site and their pictures: nothing reads them where the wheel is installed."""
+LEFT_OUT = ("*.md", "sglang_pic/*.png", "sglang_pic/*.svg")
+"""Pages of the repository and their pictures: nothing reads them where the wheel is installed."""
 NOTICES = "pic_traces/data/README.md"
 """The page with the licences of the recordings, which must go wherever the recordings go."""
 NEEDS_SGLANG = ("model", "compare", "fidelity", "tune", "doctor")

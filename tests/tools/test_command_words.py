@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import subprocess
@@ -39,7 +38,6 @@ def refused(words: list[str], capsys: Capture) -> str:
         (["cenus", "a"], "did you mean 'census'?"),
         (["census", "a", "--tokeniser", "b"], "unrecognized arguments: --tokeniser b; did you mean '--tokenizer'?"),
         (["census", "a", "--preset", "carefu"], "did you mean 'careful'?"),
-        (["export", "a", "--to", "mooncak", "--out", "o"], "did you mean 'mooncake'?"),
         (["compare", "a", "--modle=m", "--out", "o"], "--modle is no option; did you mean '--model'?"),
         (["skill", "lst"], "did you mean 'list'?"),
         (["skill", "list", "--extra-kye", "a"], "did you mean '--extra-key'?"),
@@ -70,20 +68,8 @@ def test_no_file_or_folder_is_called_by_the_sign_of_stdout(
     words: list[str], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "only `export` writes to stdout" in refused(words, capsys)
+    assert "'-': name a file, or a folder for a run." in refused(words, capsys)
     assert os.listdir(tmp_path) == []
-
-
-def test_export_writes_to_stdout_what_it_writes_to_a_file(tmp_path: Path, capsys: Capture) -> None:
-    words = ["export", *SAMPLE, "--to", "messages", "--out"]
-    assert main([*words, str(tmp_path / "file")]) == 0
-    capsys.readouterr()
-    assert main([*words, "-"]) == 0
-    out, err = capsys.readouterr()
-    assert [json.loads(line) for line in out.splitlines()] == [
-        json.loads(line) for line in (tmp_path / "file").read_text().splitlines()
-    ]
-    assert err.startswith("stdout: ")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +77,6 @@ def test_export_writes_to_stdout_what_it_writes_to_a_file(tmp_path: Path, capsys
     [
         ["compare", "sample:agents", "--model", "MODEL", "--out", "/proc/x"],
         ["model", "tiny-gqa", "/proc/x"],
-        ["export", *SAMPLE, "--to", "messages", "--out", "/proc/x"],
         ["compare", "sample:agents", "--model", "EMPTY", "--out", "o"],
         ["report", "EMPTY"],
     ],

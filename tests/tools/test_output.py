@@ -17,7 +17,6 @@ from tests.helpers.files import files_up_to
 VERBS = {
     "fix": ["fix", "sample:opendevin", "--limit-sessions", "1"],
     "explain": ["explain", "sample:opendevin", "--limit-sessions", "1"],
-    "export": ["export", "sample:opendevin", "--limit-sessions", "1", "--to", "mooncake"],
 }
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import msgspec
 import pytest
-from pic_bench import host
 from pic_bench.gpu.checks import BACKENDS, FA3
 from pic_bench.gpu.latency import NO_PREFILL_GRAPHS
 from pic_bench.gpu.record import Work
@@ -54,14 +52,3 @@ def test_configurations_are_read_by_transformers(models: dict[str, Model]) -> No
     llama, deepseek = (AutoConfig.from_pretrained(models[name].folder) for name in models)
     assert (llama.num_key_value_heads, llama.head_dim, llama.num_hidden_layers) == (8, 128, 32)
     assert (deepseek.kv_lora_rank, deepseek.qk_rope_head_dim, deepseek.n_routed_experts) == (512, 64, 64)
-
-
-def test_every_step_of_a_spliced_request_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_MEASURED", {"32k, no hit": (1,), "32k, 8 runs": (2,)})
-    assert host.main(["--requests", "2", "--chunks", "4000", "--out", str(tmp_path / "host.json")]) == 0
-    result = msgspec.json.decode((tmp_path / "host.json").read_bytes(), type=host.HostResult)
-    nothing, spliced = result.timings
-    assert (nothing.num_runs, spliced.num_runs, spliced.case) == (0, 8, "32k, 8 runs of 2")
-    assert nothing.steps["lay out"].p50_us == 0 < nothing.steps["plan"].p50_us
-    assert [*spliced.steps] == [*host.STEPS]
-    assert all(step.p50_us > 0 for step in spliced.steps.values())

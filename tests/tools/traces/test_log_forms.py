@@ -206,15 +206,6 @@ def test_a_reader_of_the_users_reads_any_other_form(
         load(path)
 
 
-def test_delays_of_an_export_are_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What `export --to mooncake` writes is read by `census`."""
-    log = write_lines(tmp_path / "log.jsonl", *map(logged, CALLS))
-    out = tmp_path / "out.jsonl"
-    assert main(["export", str(log), "--to", "mooncake", "--out", str(out)]) == 0
-    assert main(["census", str(out), "--quiet", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["files"][0]["calls"] == 3
-
-
 SHARED = ROOT.parent / "shared"
 """Public files and others' inputs, which are not in the repository; without them these tests are skipped."""
 

@@ -1,1 +1,0 @@
-"""The companion: one page that shows on released records the spliced spans, and the loss."""
