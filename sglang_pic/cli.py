@@ -152,17 +152,6 @@ def exits_of(verb: Verb) -> dict[int, str]:
     return dict(sorted({**_EXITS, **verb.exits}.items()))
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
-    """The parser of a verb, with its arguments and its help.
-
-    Raises:
-        PicError: the verb's module cannot be imported.
-    """
-    _, parsers = _build_parser()
-    _describe(parsers[name], VERBS[name], _load(name))
-    return parsers[name]
-
-
 def _run(words: list[str]) -> int:
     parser, verb_parsers = _build_parser()
     if not words:

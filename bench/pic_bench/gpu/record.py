@@ -151,14 +151,13 @@ def item_table(records: Mapping[str, Record]) -> Table:
 
 
 def figure_table(records: Mapping[str, Record]) -> Table:
-    """Every figure that needs a GPU: its aim, and its value or the command that fills it. Dry runs fill nothing."""
+    """Every figure that needs a GPU: its item, its aim and its value. Dry runs fill nothing."""
     rows = []
     for figure in FIGURES:
         record = records.get(figure.item)
         value = None if record is None or record.is_dry else record.found.figures.get(figure.name)
-        command = f"`make gpu ARGS='--item {figure.item}'`"
-        rows.append([figure.what, figure.aim, figure.shown(value), command])
-    return Table(["figure", "aim", "measured", "command"], rows)
+        rows.append([figure.what, figure.item, figure.aim, figure.shown(value)])
+    return Table(["figure", "item", "aim", "measured"], rows)
 
 
 def show(folder: Path, names: Sequence[str]) -> int:

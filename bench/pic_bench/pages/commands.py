@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from pic_bench.pages.families import Family, load_families, recommended_flags
+from pic_bench.pages.page_tables import table
 from pic_bench.pages.recipes import SOURCES, Recipe, load_models, load_recipes
 from sglang_pic.adapter.doctor.examine import refusals_of
 from sglang_pic.adapter.doctor.old_flags import renewed
@@ -146,6 +147,8 @@ def _lines(found: Sequence[Command]) -> Iterator[str]:
         yield ""
         yield fill(" ".join(text.split()), 160, break_on_hyphens=False)
     for each in found:
+        if each.model == "MODEL":
+            continue
         yield ""
         yield f"## {each.family}"
         yield f"On {each.card}, from {each.source}:"
@@ -155,17 +158,37 @@ def _lines(found: Sequence[Command]) -> Iterator[str]:
         yield "```"
         yield ""
         yield f"- pages of {each.page_size}, prefill attention `{each.attention}`"
-        if each.hicache != " ".join(_HICACHE):
-            yield f"- HiCache: {f'`{each.hicache}`' if each.hicache else 'refused beside these flags'}"
-        if each.watch:
-            yield f"- watch: {', '.join(each.watch)}"
+        yield from (f"- {what}: {said}" for what, said in _notes(each).items() if said)
+    yield ""
+    yield "## By SGLang's cookbook"
+    yield "For these families no public recipe was found: `sglang serve MODEL --radix-cache-backend pic`, and"
+    yield ""
+    rows = (
+        [
+            *(each.family, each.card, _code(shlex.join(each.flags[2:])), str(each.page_size), each.attention),
+            "; ".join(f"{what}: {said}" for what, said in _notes(each).items() if said),
+        ]
+        for each in found
+        if each.model == "MODEL"
+    )
+    yield from table(["family", "on", "flags", "pages of:", "attention", ""], rows).splitlines()
+
+
+def _notes(command: Command) -> dict[str, str]:
+    """What else is to be known of a command."""
+    hicache = _code(command.hicache) or "refused beside these flags"
+    return {"HiCache": "" if command.hicache == " ".join(_HICACHE) else hicache, "watch": ", ".join(command.watch)}
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
 
 
 _ABOUT: Final = (
     f"""`make recipes` wrote this page, for SGLang {BUILT_FOR}. For each family
-    that splices it takes a [public recipe](RECIPES.md) of one server on H200, B200 or H100, agentic ones first, and
-    else the flags of SGLang's cookbook, and adds `--radix-cache-backend pic` and the flags that refusals ask for. No
-    weights were read, and no GPU has run any of it.""",
+    that splices it takes a [public recipe](MODELS.md#public-recipes) of one server on H200, B200 or H100, agentic ones
+    first, and else the flags of SGLang's cookbook, and adds `--radix-cache-backend pic` and the flags that refusals ask
+    for. No weights were read, and no GPU has run any of it.""",
     f"""Parsers, ports and paths are left out; MODEL and DRAFT are yours. Each also starts with
     `{" ".join(_HICACHE)}`, unless a line says otherwise: HiCache takes `--hicache-ratio` times the rows of the KV pool
     in host memory, on each rank. *Watch* names entries of

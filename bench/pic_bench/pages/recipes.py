@@ -1,4 +1,4 @@
-"""The page `RECIPES.md`: for every public recipe in `recipes.toml` whether its servers would start."""
+"""The section of `MODELS.md` on public recipes: how many of those in `recipes.toml` would start, and why not all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
@@ -19,7 +19,6 @@ import msgspec
 from pic_bench.pages.families import KINDS, Answer, judge, load_families
 from pic_bench.pages.page_tables import table
 from sglang_pic.adapter.doctor.old_flags import renewed
-from sglang_pic.adapter.sglang.contract import BUILT_FOR
 
 SOURCES: Final = ("agentic", "cookbook", "other")
 """The kinds of recipes."""
@@ -70,13 +69,12 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
 
 
-def recipes_page() -> str:
-    """The page; about a minute."""
+def recipes_section() -> str:
+    """The section of the page; about a minute."""
     recipes, configs = load_recipes()
-    recipes.sort(key=lambda recipe: (SOURCES.index(recipe.kind), recipe.name))
-    answers = [_answer(recipe, configs[recipe.model]) for recipe in recipes]
+    answers = [(recipe, _answer(recipe, configs[recipe.model])) for recipe in recipes]
     num_renamed = sum(any(renewed(flags)[1] for flags in recipe.servers) for recipe in recipes)
-    return "".join(f"{line}\n" for line in _lines(recipes, answers, num_renamed))
+    return "".join(f"{line}\n" for line in _lines(answers, num_renamed))
 
 
 def _answer(recipe: Recipe, config: Mapping[str, Any]) -> Answer:
@@ -93,51 +91,33 @@ def _answer(recipe: Recipe, config: Mapping[str, Any]) -> Answer:
     return Answer(refused=refused) if refused else Answer(needed, reasons)
 
 
-def _lines(recipes: list[Recipe], answers: list[Answer], num_renamed: int) -> Iterator[str]:
-    yield "# Which public recipes start"
+def _lines(answers: Sequence[tuple[Recipe, Answer]], num_renamed: int) -> Iterator[str]:
+    yield "## Public recipes"
+    yield f"Of {len(answers)} public recipes:"
     yield ""
-    yield f"Of {len(recipes)} public recipes, with SGLang {BUILT_FOR} and `--radix-cache-backend pic`:"
-    yield ""
-    counts = {f"all {len(recipes)}": Counter(answer.kind for answer in answers)}
+    counts = {f"all {len(answers)}": Counter(answer.kind for _, answer in answers)}
     for source in SOURCES:
-        count = Counter(answer.kind for recipe, answer in zip(recipes, answers, strict=True) if recipe.kind == source)
+        count = Counter(answer.kind for recipe, answer in answers if recipe.kind == source)
         counts[f"{source}, {count.total()}"] = count
     rows = ([kind, *(_share(count, kind) for count in counts.values())] for kind in KINDS)
     yield from table(["", *(f"{title}:" for title in counts)], rows).splitlines()
-    for text in _ABOUT:
-        yield ""
-        yield fill(" ".join(text.format(num_renamed=num_renamed).split()), 160, break_on_hyphens=False)
     yield ""
-    reasons: dict[str, int] = {}
-    shown = table(
-        ["model", "recipe", "card", "answer", "flags to add, or the reasons by number"],
-        (
-            [recipe.model, recipe.name, recipe.cards, answer.kind, _why(answer, reasons)]
-            for recipe, answer in zip(recipes, answers, strict=True)
-        ),
+    yield fill(" ".join(_ABOUT.format(num_renamed=num_renamed).split()), 160, break_on_hyphens=False)
+    yield ""
+    reasons = Counter(
+        line.removesuffix(".") for _, answer in answers for line in (*answer.refused, *answer.prefix_only)
     )
-    yield from shown.splitlines()
-    yield ""
-    yield from (f"{number}. {reason}" for reason, number in reasons.items())
+    yield from table(
+        ["recipes:", "refused or prefix only because of"], ([str(n), why] for why, n in reasons.most_common())
+    ).splitlines()
 
 
-_ABOUT: Final = (
-    """`make recipes` wrote this page as [that of models](MODELS.md), with each recipe's flags on its model's
-    configuration; both servers of PD get the flag. No weights were read, and no GPU has run any of it.""",
-    """The recipes are those that were found in public until October 2026, one for each file, model, card and mode,
-    with equal weight: they are no sample of running servers. *Agentic* are InferenceX's agentic files, operators'
-    own, and the agentic ones of Dynamo and llm-d; *cookbook* SGLang's, Baseten's and Modal's
-    ([sources](../bench/pic_bench/pages/recipes.toml)). {num_renamed} have old names of flags and were asked for by the
-    new ones.""",
-)
+_ABOUT: Final = """The recipes are those that were found in public until October 2026
+    ([sources](../bench/pic_bench/pages/recipes.toml)), one for each file, model, card and mode, with equal weight: they
+    are no sample of running servers. *Agentic* are InferenceX's agentic files, operators' own, and the agentic ones of
+    Dynamo and llm-d; *cookbook* SGLang's, Baseten's and Modal's. Both servers of PD get the flag. {num_renamed} recipes
+    have old names of flags and were asked for by the new ones."""
 
 
 def _share(count: Counter[str], kind: str) -> str:
     return f"{count[kind]} ({100 * count[kind] / count.total():.0f} %)"
-
-
-def _why(answer: Answer, reasons: dict[str, int]) -> str:
-    """The flags that help, or the numbers of the reasons; takes new ones into `reasons`."""
-    lines = (line.removesuffix(".") for line in (*answer.refused, *answer.prefix_only))
-    numbers = ", ".join(str(reasons.setdefault(line, len(reasons) + 1)) for line in lines)
-    return numbers or answer.added

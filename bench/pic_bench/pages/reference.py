@@ -28,17 +28,14 @@ from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Level, Support
-from sglang_pic.cli import EXIT_INTERRUPTED, EXIT_USAGE, VERBS, exits_of, parser_of
+from sglang_pic.cli import VERBS
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ReusePolicy
 from sglang_pic.core.settings import Setting, settings_of
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")
 CLI: Final = PAGE.with_name("CLI.md")
 _ROOT: Final = PAGE.parent.parent
-_POLICY: Final = settings_of(ReusePolicy)
-_SETTINGS: Final = "[the server's configuration](REFERENCE.md#options-of-a-server)"
 _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
 METRICS: Final = (
@@ -160,54 +157,19 @@ def _features() -> str:
 
 
 def _exits() -> str:
-    """The meanings of every verb's exit codes, beside those that all verbs share."""
-    codes = sorted({code for verb in VERBS.values() for code in exits_of(verb)} - {EXIT_USAGE, EXIT_INTERRUPTED})
-    rows = [(f"`{name}`", *(exits_of(verb).get(code, "") for code in codes)) for name, verb in VERBS.items()]
+    """The meanings of the exit codes that are a verb's own."""
+    codes = sorted({code for verb in VERBS.values() for code in verb.exits})
+    rows = [(f"`{name}`", *(verb.exits.get(code, "") for code in codes)) for name, verb in VERBS.items()]
     return table(("verb", *(f"`{code}`" for code in codes)), rows)
 
 
 def _verbs() -> str:
+    """What each verb does, with examples; `--help` lists its arguments."""
     parts = []
-    shown: dict[tuple[str, str], str] = {}
     for name, verb in VERBS.items():
         examples = "\n".join(f"$ {line}" for line in verb.examples)
-        words = _words(parser_of(name), shown)
-        parts.append(f"## {name}\n\n{verb.description}\n\n```console\n{examples}\n```\n\n{words}")
+        parts.append(f"## {name}\n\n{verb.description}\n\n```console\n{examples}\n```\n")
     return "\n".join(parts)
-
-
-def _words(parser: argparse.ArgumentParser, shown: dict[tuple[str, str], str]) -> str:
-    """The table of a parser's arguments, then those of its actions.
-
-    Args:
-        shown: each argument and its meaning, with the verb where they have been shown; takes those of this parser. What
-            another verb has shown is only named.
-    """
-    verb = parser.prog.split(" ", 1)[1]
-    rows, parts = [], []
-    known: dict[str, list[str]] = {}
-    formatter = parser._get_formatter()
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            parts += [f"\n### {sub.prog.split(' ', 1)[1]}\n\n{_words(sub, shown)}" for sub in action.choices.values()]
-        elif "--help" not in action.option_strings:
-            spelling = ", ".join(action.option_strings) or str(action.metavar or action.dest)
-            values = f" {action.metavar or _choices(action)}" if action.option_strings and action.nargs != 0 else ""
-            row = (f"`{spelling}{values}`", formatter._expand_help(action) if action.help else "")
-            setting = _POLICY.get(action.dest)
-            if setting is not None and (action.help or "").startswith(setting.description):
-                known.setdefault(_SETTINGS, []).append(f"`{spelling}`")
-            elif (where := shown.setdefault(row, verb)) != verb:
-                known.setdefault(f"[{where}](#{where.replace(' ', '-')})", []).append(f"`{spelling}`")
-            else:
-                rows.append(row)
-    lines = [table(("argument", "meaning"), rows)] if rows else []
-    lines += [f"As in {where}: {', '.join(names)}.\n" for where, names in known.items()]
-    return "".join(["\n".join(lines), *parts])
-
-
-def _choices(action: argparse.Action) -> str:
-    return "|".join(action.choices or [action.dest.upper()])
 
 
 def _named(entry: Support) -> str:

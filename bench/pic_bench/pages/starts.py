@@ -1,4 +1,4 @@
-"""Writes `MODELS.md`, `RECIPES.md` and `COMMANDS.md`: the models and recipes that would start.
+"""Writes `MODELS.md` and `COMMANDS.md`: the models and recipes that would start.
 
 `python -m pic_bench.pages.starts` (`make recipes`). NOTE: needs a process in which SGLang has not yet looked for its
 platform, because it answers for other cards.
@@ -15,11 +15,10 @@ from typing import Final
 import sglang_pic
 from pic_bench.pages.commands import commands_page
 from pic_bench.pages.families import models_page
-from pic_bench.pages.recipes import recipes_page
+from pic_bench.pages.recipes import recipes_section
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
-    "MODELS.md": models_page,
-    "RECIPES.md": recipes_page,
+    "MODELS.md": lambda: f"{models_page()}\n{recipes_section()}",
     "COMMANDS.md": commands_page,
 }
 

@@ -149,17 +149,15 @@ def test_without_a_gpu_it_says_what_to_do(tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "out").exists()
 
 
-def test_the_page_lists_every_figure_beside_its_command() -> None:
+def test_the_page_lists_every_figure_beside_its_item() -> None:
     """`make gpu ARGS=--page` writes it; figures without a record of a card are open."""
     page = PAGE.read_text("utf8")
     records = read_records(PAGE.parent / "gpu")
     assert gpu_record.render(page, records) == page, "run `make gpu ARGS=--page`"
     table = page.partition(MARKS[0])[2].partition(MARKS[1])[0]
-    lines = {line.split("|")[1].strip(): line for line in table.splitlines() if "make gpu" in line}
-    assert len(lines) == len(FIGURES)
-    for figure in FIGURES:
-        assert f"--item {figure.item}'" in lines[figure.what]
-        assert figure.item in records or "open" in lines[figure.what]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[3:]]
+    assert [row[:2] for row in rows] == [[figure.what, figure.item] for figure in FIGURES]
+    assert all(item in records or measured == "open" for _, item, _, measured in rows)
 
 
 def test_a_record_of_a_card_fills_its_figures_and_a_dry_run_none(tmp_path: Path) -> None:

@@ -1,15 +1,13 @@
-"""`MODELS.md`, `RECIPES.md` and `COMMANDS.md` are what `make recipes` writes today."""
+"""`MODELS.md` and `COMMANDS.md` are what `make recipes` writes today."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
-from pic_bench.pages.families import KINDS
 from pic_bench.pages.starts import PAGES
 
 from tests.conftest import ROOT
@@ -48,23 +46,17 @@ def test_every_family_counts_once(pages: dict[str, str]) -> None:
     assert sum(len(row) == 6 for row in rows) > 40
 
 
-def test_every_recipe_counts_once(pages: dict[str, str]) -> None:
-    rows = cells(pages["RECIPES.md"])
-    counted = Counter(row[3] for row in rows if len(row) == 5 and row[3] in KINDS)
-    stated = {row[0]: int(row[1].split()[0]) for row in rows if row[0] in KINDS}
-    assert stated == {kind: counted[kind] for kind in KINDS}
-    assert sum(stated.values()) > 90
-
-
 def test_every_command_names_the_backend(pages: dict[str, str]) -> None:
     """Whoever writes it has asked of each command whether start-up would refuse it."""
-    lines = [line for line in pages["COMMANDS.md"].splitlines() if line.startswith("$ ")]
-    assert len(lines) == pages["COMMANDS.md"].count("\n## ") > 30
+    page = pages["COMMANDS.md"]
+    lines = [line for line in page.splitlines() if line.startswith("$ ")]
+    assert len(lines) == page.count("\n## ") - 1 > 10
     assert all(" --radix-cache-backend pic" in line for line in lines)
+    assert len(lines) + len(cells(page)[2:]) > 30
 
 
 def test_readme_counts_recipes_as_their_page_does() -> None:
-    page, readme = ((ROOT / name).read_text() for name in ("sglang_pic/RECIPES.md", "README.md"))
+    page, readme = ((ROOT / name).read_text() for name in ("sglang_pic/MODELS.md", "README.md"))
     counts = re.search(r"^\| splices \| (\d+) .*?\| (\d+) ", page, re.MULTILINE)
     assert counts is not None
     assert f"{counts[1]} of 92 public recipes" in readme

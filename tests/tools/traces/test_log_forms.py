@@ -21,7 +21,7 @@ from pic_traces.logs import Passed
 from sglang_pic.census.simulate import simulate
 from sglang_pic.cli import main
 from tests.conftest import ROOT
-from tests.helpers.log_forms import FORMS, Call, Form, make_calls, right, write_model
+from tests.helpers.log_forms import FOLDER, FORMS, Call, Form, make_calls, right, write_model
 
 CALLS = make_calls()
 
@@ -43,11 +43,9 @@ def counted(path: Path, encoder: Encoder, passed: Passed | None = None) -> list[
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_a_form_is_counted_as_its_session(form: Form, model: Path, encoder: Encoder, tmp_path: Path) -> None:
-    path = tmp_path / form.name
-    path.write_text(form.write(CALLS))
+def test_a_form_is_counted_as_its_session(form: Form, model: Path, encoder: Encoder) -> None:
     passed = Passed()
-    found = counted(path, encoder, passed)
+    found = counted(FOLDER / form.name, encoder, passed)
     expected = right(model, form.seen(CALLS), answers="answers" not in form.lacks)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
     # A turn's end is kept without the line end behind it.
@@ -62,6 +60,16 @@ def write_lines(path: Path, *values: Any) -> Path:
 
 def logged(call: Call, **fields: Any) -> dict[str, Any]:
     return {"session_id": "s", "request": call.body, "response": call.response, **fields}
+
+
+def test_lines_that_docker_has_cut_are_joined(encoder: Encoder, tmp_path: Path) -> None:
+    """At 16 KiB."""
+    rows = []
+    for call in CALLS:
+        text = json.dumps({"pad": "x" * 40_000, **logged(call)}) + "\n"
+        pieces = [text[at : at + 16_384] for at in range(0, len(text), 16_384)]
+        rows += [{"log": piece, "stream": "stdout", "time": call.clock} for piece in pieces]
+    assert [tokens for tokens, _ in counted(write_lines(tmp_path / "docker.log", *rows), encoder)] == [336, 445, 553]
 
 
 def sglang_events(call: Call) -> list[str]:
