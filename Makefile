@@ -138,17 +138,10 @@ SGLANG_VERSION = $(shell sed -n 's/^sglang==//p' requirements-cpu.txt)
 	@touch $@
 
 # What an extra of pyproject.toml lists, beside .venv and before it on the path.
-.versions/fuzz .versions/deploy: pyproject.toml
+.versions/deploy: pyproject.toml
 	$(PIP) install -qq --upgrade --target $@ $$($(BIN)/python -c 'import tomllib; \
 	  print(*tomllib.load(open("$<", "rb"))["project"]["optional-dependencies"]["$(notdir $@)"])')
 	@touch $@
-
-# Seconds for each of six readers and two kinds of input.
-FUZZ_SECONDS := 60
-
-.PHONY: fuzz
-fuzz: setup .versions/fuzz ## fuzz the readers of traces, streams, options and settings: FUZZ_SECONDS=60 for each of 12
-	PYTHONPATH=$(CURDIR)/.versions/fuzz $(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out runs/fuzz
 
 .PHONY: contract
 contract: setup $(foreach version,$(OTHER_SGLANG),.versions/sglang==$(version)) ## digests of the functions of SGLang that the tests ran with

@@ -58,16 +58,6 @@ def test_a_full_disk_under_a_replay(fake: FakeServer, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EACCES, 2)])
-def test_what_a_disk_says_is_no_traceback(monkeypatch: Patch, capsys: Capture, number: int, code: int) -> None:
-    def refuse(_: object) -> int:
-        raise OSError(number, os.strerror(number), "a/file")
-
-    monkeypatch.setattr("sglang_pic.census.run_census.run", refuse)
-    assert main(["census", "anything"]) == code
-    assert capsys.readouterr().err.startswith(f"sglang-pic: error: a/file: {os.strerror(number)}")
-
-
 def test_a_subfolder_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests would be missing from every figure."""
     (tmp_path / "logs" / "closed").mkdir(parents=True)

@@ -97,11 +97,6 @@ class Server:
         batch = SimpleNamespace(reqs=[self._request(row, tokens)], forward_mode=DECODE)
         self._pass(batch, None, torch.tensor([slot]), torch.tensor([5]), torch.tensor([len(tokens)]))
 
-    def compute_apart(self, slots: torch.Tensor, tokens: list[int], at: torch.Tensor) -> None:
-        """Write rows in a pass of no request."""
-        fields = {"out_cache_loc": slots, "input_ids": torch.tensor(tokens), "positions": at, "seq_lens_cpu": at[-1:]}
-        self.watch.forward(self._forward, None, None, self.runner, SimpleNamespace(**fields))
-
     def _request(self, row: int, tokens: list[int]) -> Any:
         ids = {"origin_input_ids": tokens, "output_ids": [], "full_untruncated_fill_ids": tokens}
         return SimpleNamespace(**ids, rid=f"row {row}", retraction_count=0, kv=SimpleNamespace(req_pool_idx=row))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, Path, PlanOptions, Run, Tokens, as_tokens
+from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, PlanOptions, Tokens
 from sglang_pic.core.alignment import Aligner
 from sglang_pic.core.trie import Node
 from tests.helpers.core_builders import index_of, join, plan_of, text
@@ -88,40 +88,6 @@ def test_what_is_known_of_a_path_serves_a_run_further_on() -> None:
     assert [field.new for field in again.fields] == [(100, 102), (302, 305)]
     assert known.align(leaf, 420, 0).fields == again.fields
     assert known.work - work < 3 * 1_000
-
-
-DONORS = [Path("a", [as_tokens(range(start, start + 10_000))]) for start in range(4)]
-
-
-def run(target_start: int, donor_start: int, num: int, donor: int = 0, context: Context = Context.MOVED) -> Run:
-    """Of so many tokens, from one of the donors."""
-    return Run(
-        target_start=target_start,
-        target_end=target_start + num,
-        donor_start=donor_start,
-        donor=DONORS[donor],
-        seam_len=0,
-        context=context,
-    )
-
-
-RUNS = {
-    "in order": ([run(100, 0, 300), run(500, 400, 300), run(900, 900, 300)], "..."),
-    "two changed sides": ([run(100, 500, 300), run(500, 100, 300), run(900, 900, 300)], "xx."),
-    "short ones changed sides with a long one": (
-        [run(100, 900, 50), run(200, 0, 800), run(1100, 1000, 50)],
-        "x..",
-    ),
-    "a quarter of the long one": ([run(100, 900, 200), run(400, 0, 800)], "xx"),
-    "another donor's place does not count": ([run(100, 500, 300), run(500, 100, 300, 1)], ".."),
-}
-OTHERS = [run(100 + 400 * i, 900 - 100 * i, 300, i, Context.OTHER) for i in range(3)]
-RUNS |= {
-    "pieces of three other prompts": (OTHERS, "xxx"),
-    "pieces of two": (OTHERS[:2], ".."),
-    "pieces of three that are less than half": ([*OTHERS, run(2000, 0, 900, 3)], "...."),
-    "pieces of three that are more": ([*OTHERS, run(2000, 0, 899, 3)], "xxx."),
-}
 
 
 SHARED, ASKED, NOW, THEN = (text(*each) for each in ((20, 1500), (21, 900), (22, 700), (23, 700)))

@@ -1,6 +1,6 @@
 """Any options of a request through a real server: served, or refused with HTTP 400 and without a trace.
 
-The plugin adds no route, so what it adds to SGLang's is what is fuzzed. `make fuzz` sends many more.
+The plugin adds no route, so what it adds to SGLang's is what is fuzzed.
 """
 
 from __future__ import annotations

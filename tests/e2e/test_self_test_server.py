@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pic_bench.pages import board
 
 from sglang_pic.errors import BenchError
+from tests.conftest import ROOT
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, serve
 
@@ -62,9 +63,10 @@ def test_off_runs_nothing(client: Client) -> None:
 def test_what_the_board_and_the_rules_read_is_exported(client: Client) -> None:
     """Here, because a server without a self-test lacks its metrics."""
     client.generate(list(range(1_000, 1_100)))
-    rules = (board.FILE.parent.parent / "rules.yaml").read_text()
-    wanted = board.names_in(board.FILE.read_text()) | board.names_in(rules)
-    exported = board.names_in(client.server.get("/metrics"))
+    monitoring = ROOT / "sglang_pic" / "monitoring"
+    shown = [(monitoring / name).read_text() for name in ("rules.yaml", "grafana/sglang-pic.json")]
+    wanted = {name for text in shown for name in re.findall(r"sglang:\w+", text)}
+    exported = set(re.findall(r"sglang:\w+", client.server.get("/metrics")))
     # Off by default.
     elsewhere = ("sglang:pic_tenant_",)
     assert {name for name in wanted - exported if not name.startswith(elsewhere)} == set()

@@ -1,6 +1,6 @@
 """What is fuzzed: each target takes any bytes, and fails with anything but the errors that its reader documents.
 
-`test_fuzz.py` runs the targets in the test suite, `run.py` for minutes, led by coverage.
+`test_fuzz.py` runs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the tables of `REFERENCE.md` and `CLI.md`, versions and features of `OPERATE.md` and the board, from the code.
+"""Writes the tables of `REFERENCE.md` and `CLI.md`, versions and features of `OPERATE.md`, from the code.
 
 `python -m pic_bench.pages.reference` (`make reference`). The text around the tables stands in the page itself.
 """
@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 
 import sglang_pic
-from pic_bench.pages import board
 from pic_bench.pages.page_tables import fill_in, table
 from sglang_pic.adapter.features import pins, state_checkpoints, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
@@ -55,14 +54,12 @@ METRICS: Final = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the pages' tables and the board anew."""
+    """Write the pages' tables anew."""
     parser = argparse.ArgumentParser(prog="python -m pic_bench.pages.reference", description=__doc__.splitlines()[0])
     parser.parse_args(argv)
     for page in (PAGE, OPERATE, CLI):
         page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
         print(page, file=sys.stderr)
-    board.FILE.write_text(board.render(METRICS), encoding="utf-8")
-    print(board.FILE, file=sys.stderr)
     return 0
 
 

@@ -18,8 +18,6 @@ from sglang_pic.core import Tokens, common_len
 from sglang_pic.errors import ConfigError
 from tests.helpers.census_fakes import CONFIG, IdsEncoder, session
 
-NO_BUFFER = StateRules(strategy=Strategy.NO_BUFFER, chunked_prefill_size=700)
-
 
 def path(*parts: Tokens) -> Tokens:
     return np.concatenate(parts)
