@@ -139,7 +139,7 @@ def test_the_readme_has_the_tables_of_the_catalogue() -> None:
 
 
 def describe_workloads() -> str:
-    """The Markdown tables of all workloads and their options, as the README has them."""
+    """Two Markdown tables as the README has them: what changes in each workload, and its options."""
     shared = [option for option in list_options(Options) if option.is_shared]
     lines = ["| workload | what changes, what repeats |", "|---|---|"]
     lines += [f"| `{name}` | {workload.summary} |" for name, workload in WORKLOADS.items()]
@@ -151,6 +151,4 @@ def describe_workloads() -> str:
 
 
 def listed(options: list[Option]) -> str:
-    return "<br>".join(
-        f"`{option.name}`{f' ({option.default})' if option.default else ''} {option.meaning}" for option in options
-    )
+    return ", ".join(f"`{option.name}`{f' ({option.default})' if option.default else ''}" for option in options)

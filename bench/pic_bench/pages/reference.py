@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
@@ -20,7 +20,6 @@ import sglang_pic
 from pic_bench.pages.page_tables import fill_in, table
 from sglang_pic.adapter.features import pins, state_checkpoints, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
-from sglang_pic.adapter.metrics import Metric
 from sglang_pic.adapter.serve import account, faults, forward, modes, planning, publish
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
@@ -73,47 +72,54 @@ def render(page: str) -> str:
 
 
 def _request_options() -> str:
-    return table(("key", "allowed"), [(f"`{s.name}`", s.allowed) for s in SETTINGS.values()])
+    return _listed({_code(s.name): s.allowed for s in SETTINGS.values()})
 
 
 def _server_options() -> str:
-    rows = [(f"`{s.name}`", f"`{_json(s)}`", s.allowed, s.description) for s in settings_of(PicConfig).values()]
-    return table(("key", "default", "allowed", "meaning"), rows)
+    named = {}
+    for s in settings_of(PicConfig).values():
+        allowed = f"; {s.allowed}" if s.allowed else ""
+        named[f"`{s.name}` (`{_json(s)}`{allowed})"] = s.description
+    return _listed(named)
 
 
 def _metrics() -> str:
-    rows = [(f"`{m.name}`", m.kind.value, f"`{m.label}`" if m.label else "", m.help) for m in METRICS]
-    return table(("metric", "kind", "label", "meaning"), rows)
+    named = {f"{_code(m.name)} ({m.kind.value}{f', by `{m.label}`' if m.label else ''})": m.help for m in METRICS}
+    return _listed(named)
 
 
 def _labels() -> str:
-    """A table of each label's values; metrics with the same ones share it."""
+    """A list of each label's values; metrics with the same ones share it."""
     named: dict[str, list[str]] = {}
     for metric in METRICS:
         if metric.values and metric is not account.FALLBACKS:
-            named.setdefault(_values(metric), []).append(f"`{metric.label}` of `{metric.name}`")
+            values = _listed({_code(value): text for value, text in metric.values.items()})
+            named.setdefault(values, []).append(f"`{metric.label}` of `{metric.name}`")
     return "\n".join(f"{', '.join(names)}:\n\n{values}" for values, names in named.items())
-
-
-def _values(metric: Metric) -> str:
-    return table((str(metric.label), "meaning"), [(f"`{value}`", text) for value, text in metric.values.items()])
 
 
 def _reasons() -> str:
     reasons = sorted(REASONS, key=lambda reason: reason.value)
-    return table(("reason", "meaning"), [(f"`{reason.value}`", reason.description) for reason in reasons])
+    return _listed({_code(reason.value): reason.description for reason in reasons})
+
+
+def _listed(meanings: Mapping[str, str]) -> str:
+    return "".join(f"- {name}: {meaning}\n" for name, meaning in meanings.items())
 
 
 def _support() -> str:
-    """A table of each area; entries with one status and one reason share a row."""
-    entries = sorted(SUPPORT, key=lambda entry: _position(entry.area) * 10 + _position(entry.level))
+    """The entries of each area by status; those with one reason share a line."""
+    entries = sorted(SUPPORT, key=lambda entry: (_position(entry.area), _position(entry.level)))
     parts = []
-    for area, found in groupby(entries, key=lambda entry: entry.area):
-        named: dict[tuple[str, str], list[str]] = {}
-        for entry in found:
-            named.setdefault((entry.level.shown, _why(entry)), []).append(_named(entry))
-        rows = [(status, ", ".join(names), why) for (status, why), names in named.items()]
-        parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{table(('status', 'what', 'why'), rows)}")
+    for area, of_area in groupby(entries, key=lambda entry: entry.area):
+        lines = [f"### {area.value[:1].upper()}{area.value[1:]}\n"]
+        for status, found in groupby(of_area, key=lambda entry: entry.level.shown):
+            named: dict[str, list[str]] = {}
+            for entry in found:
+                named.setdefault(_why(entry), []).append(_named(entry))
+            lines.append(f"{status[:1].upper()}{status[1:]}:\n")
+            lines.append(_listed({", ".join(names): why for why, names in named.items()}))
+        parts.append("\n".join(lines))
     return "\n".join(parts)
 
 
@@ -179,7 +185,7 @@ def _why(entry: Support) -> str:
 
 def _code(what: str) -> str:
     """Flags and names of classes as code."""
-    return f"`{what}`" if re.fullmatch(r"--[\w-]+|\w+", what) else what
+    return f"`{what}`" if re.fullmatch(r"--[\w-]+|[\w:]+", what) else what
 
 
 def _position(member: object) -> int:
