@@ -152,12 +152,13 @@ def item_table(records: Mapping[str, Record]) -> Table:
 
 def figure_table(records: Mapping[str, Record]) -> Table:
     """Every figure that needs a GPU: its item, its aim and its value. Dry runs fill nothing."""
-    rows = []
-    for figure in FIGURES:
-        record = records.get(figure.item)
-        value = None if record is None or record.is_dry else record.found.figures.get(figure.name)
-        rows.append([figure.what, figure.item, figure.aim, figure.shown(value)])
+    rows = [[figure.what, figure.item, figure.aim, _measured(figure, records)] for figure in FIGURES]
     return Table(["figure", "item", "aim", "measured"], rows)
+
+
+def _measured(figure: Figure, records: Mapping[str, Record]) -> str:
+    record = records.get(figure.item)
+    return figure.shown(None if record is None or record.is_dry else record.found.figures.get(figure.name))
 
 
 def show(folder: Path, names: Sequence[str]) -> int:
@@ -175,7 +176,15 @@ def show(folder: Path, names: Sequence[str]) -> int:
 
 
 def render(page: str, records: Mapping[str, Record]) -> str:
-    """The page with its table of figures written anew."""
+    """The page with its list of figures written anew, a line for each item."""
+    lines = []
+    for item in ITEMS:
+        figures = [
+            f"{figure.what}{f' ({figure.aim})' if figure.aim else ''}: {_measured(figure, records)}"
+            for figure in FIGURES
+            if figure.item == item.name
+        ]
+        lines += [f"- `{item.name}`: {'; '.join(figures)}"] if figures else []
     before, begin, rest = page.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
-    return f"{before}{begin}\n{markdown_table(figure_table(records))}\n{end}{after}"
+    return "\n".join([f"{before}{begin}", *lines, f"{end}{after}"])

@@ -155,9 +155,10 @@ def test_the_page_lists_every_figure_beside_its_item() -> None:
     records = read_records(PAGE.parent / "gpu")
     assert gpu_record.render(page, records) == page, "run `make gpu ARGS=--page`"
     table = page.partition(MARKS[0])[2].partition(MARKS[1])[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[3:]]
-    assert [row[:2] for row in rows] == [[figure.what, figure.item] for figure in FIGURES]
-    assert all(item in records or measured == "open" for _, item, _, measured in rows)
+    lines = {line.split("`")[1]: line for line in table.strip().splitlines()}
+    for figure in FIGURES:
+        assert figure.what in lines[figure.item]
+        assert figure.item in records or ": open" in lines[figure.item]
 
 
 def test_a_record_of_a_card_fills_its_figures_and_a_dry_run_none(tmp_path: Path) -> None:
