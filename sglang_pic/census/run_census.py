@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from pic_traces.encode import load_encoder
 from pic_traces.source import TRACE_HELP
@@ -15,9 +16,12 @@ from sglang_pic.census.inputs import (
     state_rules_of,
     with_progress,
 )
+from sglang_pic.census.pool_picture import picture
 from sglang_pic.census.simulate import CacheScope
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
+from sglang_pic.errors import ConfigError
+from sglang_pic.output import write_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also count what a model with recurrent state, that of --tokenizer, would hit, and with checkpoints",
     )
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        default=1,
+        metavar="N",
+        help="sessions of a file side by side: they take turns, a call each (default: 1)",
+    )
+    parser.add_argument(
+        "--pool",
+        type=int,
+        metavar="TOKENS",
+        help="also count the hits in a KV pool of so many tokens, and in smaller and larger ones",
+    )
+    parser.add_argument("--picture", metavar="FILE.svg", help="draw the hits by pool size there; with --pool")
     add_policy_arguments(parser)
 
 
@@ -54,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.census.table import render
 
     check_inputs(args)
+    _check_pool(args)
     config = policy_of(args)
     survey = Survey(
         args.files,
@@ -64,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         make_search=WindowSearch if args.upper_bound else None,
         is_strict=args.strict,
         states=state_rules_of(args.tokenizer) if args.hybrid else None,
+        side_by_side=args.sessions,
+        pool=args.pool,
     )
     # All files are read first, so that a bad line in the last one is reported now and not in an hour.
     num_calls = survey.prepare()
@@ -76,4 +97,19 @@ def run(args: argparse.Namespace) -> int:
             print(census.to_json())
         elif census.files:
             print(render(census, config))
+        if args.picture and census.pools is not None:
+            write_whole(Path(args.picture), picture(survey.curve, census.pools, args.pool).encode())
     return 0
+
+
+def _check_pool(args: argparse.Namespace) -> None:
+    for name in ("sessions", "pool"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name}={value!r}: must be 1 or more.")
+    if args.picture is not None:
+        if args.pool is None:
+            raise ConfigError(f"--picture={args.picture!r}: shows hits by pool size; set --pool TOKENS, too.")
+        path = Path(args.picture)
+        if path.suffix != ".svg" or not path.parent.is_dir():
+            raise ConfigError(f"--picture={args.picture!r}: must be a file .svg in a folder that exists.")

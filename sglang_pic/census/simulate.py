@@ -1,11 +1,12 @@
 """Serves recorded calls from a cache as the server would: match the prefix, plan, publish; without a cost gate.
 
-`simulate` serves sessions one after the other and their calls in order, and evicts nothing.
+`simulate` serves a session's calls in order, sessions one after the other or in turns, and evicts nothing.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -13,7 +14,7 @@ from functools import partial
 
 import msgspec
 from pic_traces.encode.encoded import EncodedCall, Encoder
-from pic_traces.session import Session
+from pic_traces.session import Call, Session
 
 from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
@@ -54,6 +55,7 @@ def simulate(
     *,
     config: CoreConfig | None = None,
     scope: CacheScope = CacheScope.FILE,
+    side_by_side: int = 1,
 ) -> Iterator[Outcome]:
     """Serve every call, and yield its outcome, in order.
 
@@ -62,6 +64,7 @@ def simulate(
         encoder: turns calls into token ids.
         config: the server's settings; its bounds on the index do not apply here.
         scope: how long a cache lives.
+        side_by_side: sessions of a file that take turns.
 
     Raises:
         TraceError: a file cannot be read, or the template refuses a call; earlier outcomes stay valid.
@@ -73,11 +76,27 @@ def simulate(
     for file, sessions in files:
         if cache is None or scope is CacheScope.FILE:
             cache = Cache(config or CoreConfig(), encoder)
-        for session in sessions:
-            for call in session.calls():
-                ref = CallRef(next(numbers), file, session.session_id, call.index)
-                outcome = cache.serve(ref, call.agent, encoder.encode(call))
-                yield replace(outcome, recorded_len=call.prompt_tokens) if call.prompt_tokens else outcome
+        for call in in_turns(sessions, side_by_side):
+            ref = CallRef(next(numbers), file, call.session_id, call.index)
+            outcome = cache.serve(ref, call.agent, encoder.encode(call))
+            yield replace(outcome, recorded_len=call.prompt_tokens) if call.prompt_tokens else outcome
+
+
+def in_turns(sessions: Iterable[Session], side_by_side: int) -> Iterator[Call]:
+    """All calls, one of each of so many sessions in turn; where a session ends the next one begins.
+
+    A replay with as many `--sessions` makes them in this order if all calls take equally long.
+    """
+    waiting = iter(sessions)
+    running = deque(session.calls() for session in itertools.islice(waiting, side_by_side))
+    while running:
+        calls = running.popleft()
+        call = next(calls, None)
+        if call is not None:
+            yield call
+            running.append(calls)
+        elif (session := next(waiting, None)) is not None:
+            running.appendleft(session.calls())
 
 
 class Cache:
@@ -118,6 +137,7 @@ class Cache:
             prefix_len=match.prefix_len,
             num_inherited=prefix.approximate_len,
             runs=runs,
+            donors=tuple(run.donor for run in plan.runs),
             neighbor=None if match.neighbor is None else self._refs[match.neighbor],
             expected=match.expected,
             changed_fields=changed_fields(plan, tokens, match.expected),

@@ -13,6 +13,7 @@ from pic_traces.session import Session
 from sglang_pic.census.hybrid import Hybrid
 from sglang_pic.census.inputs import read_sessions
 from sglang_pic.census.outcome import Outcome
+from sglang_pic.census.pools import PoolCurve
 from sglang_pic.census.simulate import CacheScope, simulate
 from sglang_pic.census.states import StateRules
 from sglang_pic.census.tally import Census, Detail, FileCounts, Tally
@@ -33,6 +34,8 @@ class Survey:
         make_search: makes the search for the upper bound, once per cache; None for no upper bound.
         is_strict: refuse lines of no known format.
         states: rules for a hybrid model's states, to count its hits too; None for other models.
+        side_by_side: sessions of a file that take turns.
+        pool: tokens of a KV pool, to count the hits by pool size too; None to leave them out.
     """
 
     files: Sequence[str]
@@ -43,6 +46,10 @@ class Survey:
     make_search: Callable[[], WindowSearch] | None = None
     is_strict: bool = False
     states: StateRules | None = None
+    side_by_side: int = 1
+    pool: int | None = None
+    curve: PoolCurve = field(default_factory=PoolCurve)
+    """Filled if there is a `pool`."""
     # Filled by `prepare`; block traces are not simulated.
     _blocks: dict[str, FileCounts] = field(default_factory=dict)
     _passed: dict[str, Passed] = field(default_factory=dict)
@@ -75,7 +82,10 @@ class Survey:
         Raises:
             TraceError: a file cannot be read, or the template refuses a call; earlier counts stay valid.
         """
-        for outcome in simulate(self._sources(), self.encoder, config=self.config, scope=self.scope):
+        outcomes = simulate(
+            self._sources(), self.encoder, config=self.config, scope=self.scope, side_by_side=self.side_by_side
+        )
+        for outcome in outcomes:
             repeated = None
             if self._search is not None:
                 encoded = outcome.encoded
@@ -83,6 +93,8 @@ class Survey:
                     encoded.path, prompt_len=len(encoded.tokens), prefix_len=outcome.stored_len
                 )
             hit = None if self._hybrid is None else self._hybrid.observe(outcome)
+            if self.pool is not None:
+                self.curve.observe(outcome)
             self._tallies[outcome.ref.file].add(outcome, repeated, hit)
             self._total.add(outcome, repeated, hit)
             yield outcome
@@ -99,7 +111,9 @@ class Survey:
         notes = list(self.encoder.notes)
         if self._blocks:
             notes.append(f"{len(self._blocks)} block trace(s) left out of the sums: only their prefix hits are known")
-        return Census(files=files, total=self._total.counts(self.encoder, "; ".join(notes) or None))
+        total = self._total.counts(self.encoder, "; ".join(notes) or None)
+        pools = None if self.pool is None else self.curve.result(self.pool)
+        return Census(files=files, total=total, pools=pools)
 
     def _note(self, file: str) -> str | None:
         """A note for the report on how a file was read."""
@@ -116,6 +130,8 @@ class Survey:
                 self._search = self.make_search()
             if self.states is not None and (self._hybrid is None or self.scope is CacheScope.FILE):
                 self._hybrid = Hybrid(self.states)
+            if self.scope is CacheScope.FILE:
+                self.curve.begin_cache()
             tally = self._tallies[file] = Tally()
             yield file, read_sessions(file, self.limit_sessions)
             tally.is_complete = True

@@ -9,6 +9,7 @@ from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from sglang_pic.census.pools import HOST_RATIO, KNEE, Pool, Pools
 from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
@@ -76,6 +77,8 @@ def render(census: Census, config: CoreConfig) -> str:
     told = [(name, counts) for name, counts in rows if counts.chunk_tokens is not None and counts.calls]
     parts: list[RenderableType] = [*_headline(census.total), *_states(census.total)]
     parts += _table("Prompt tokens, by their source in an unlimited cache", rows, _SOURCES)
+    if census.pools is not None:
+        parts += _pools(census.pools)
     if told:
         parts += _table("Spliced tokens: their runs, and the sessions that computed them", told, _RUNS)
     if any(counts.detail.chunk_tokens_by_role for _, counts in told):
@@ -149,6 +152,29 @@ def _states(total: Counts) -> list[str]:
     return [f"On a model with recurrent state SGLang's prefix cache serves {stock}, with checkpoints {placed}.", ""]
 
 
+def _pools(found: Pools) -> list[RenderableType]:
+    def in_sessions(tokens: int) -> str:
+        return f"{tokens / found.session_tokens:.1f}"
+
+    def row(pool: Pool) -> list[str]:
+        size = ["unlimited", ""] if pool.tokens is None else [f"{pool.tokens:,}", in_sessions(pool.tokens)]
+        new = found.prompt_tokens - pool.prefix_tokens - pool.chunk_tokens
+        counts = (pool.prefix_tokens, pool.chunk_tokens, new, pool.host_tokens)
+        return [*size, *(percent(ratio(count, found.prompt_tokens)) for count in counts)]
+
+    table = Table(box=None, pad_edge=False)
+    for header in ("KV pool", "sessions", "prefix", "spliced", "new", "from the host"):
+        table.add_column(header, justify="right")
+    for pool in found.pools:
+        table.add_row(*row(pool))
+    knee = f"{found.knee_tokens:,} tokens, as long as {in_sessions(found.knee_tokens)} sessions"
+    notes = [f"{KNEE:.0%} of an unlimited cache's hits need {knee}, each with its longest prompt."]
+    if found.refused_calls:
+        notes.append(f"A server with --pool refuses {found.refused_calls:,} calls, whose prompts are longer.")
+    title = f"The same by the KV pool's tokens; new tokens come from the host with HiCache, {HOST_RATIO} times the pool"
+    return [title, table, *notes, ""]
+
+
 def _table(title: str, rows: _Rows, columns: _Columns) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, show_header=any(header for header, _ in columns))
     # A name that is too long goes on in the next line: generators and numbered files differ at the end.
@@ -177,8 +203,8 @@ def _words(told: _Rows, config: CoreConfig) -> list[RenderableType]:
     words = Table(box=None, pad_edge=False, show_header=False)
     words.add_row("prefix", "Begins like an earlier prompt and its answer; stock SGLang's prefix cache serves it too.")
     remarks = [
-        "The census never evicts and serves one session after the other. A server with a full cache finds less, and "
-        "sessions that run side by side shift tokens between the columns."
+        "The census never evicts and serves one session after the other. A server with a full cache finds less "
+        "(--pool), and sessions that run side by side shift tokens between the columns (--sessions)."
     ]
     if told:
         words.add_row(

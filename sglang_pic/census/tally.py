@@ -12,6 +12,7 @@ from pic_traces.encode.encoded import Encoder
 
 from sglang_pic.census.hybrid import HybridCounts
 from sglang_pic.census.outcome import Outcome
+from sglang_pic.census.pools import Pools
 from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
 _SAME_EXACT, _SAME_WORDS = 0.03, 0.12
@@ -117,11 +118,14 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     files: list[FileCounts]
     total: Counts
+    pools: Pools | None = None
+    """None without `--pool`."""
 
     def to_json(self) -> str:
         """Indented JSON in ASCII, because names of files need not be UTF-8; a file's name is before its counts."""
         files = [{"file": counts.file, **msgspec.to_builtins(counts)} for counts in self.files]
-        return json.dumps({"files": files, "total": msgspec.to_builtins(self.total)}, indent=2)
+        pools = {} if self.pools is None else {"pools": msgspec.to_builtins(self.pools)}
+        return json.dumps({"files": files, "total": msgspec.to_builtins(self.total), **pools}, indent=2)
 
 
 @dataclass(slots=True)
