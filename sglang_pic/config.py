@@ -15,6 +15,7 @@ import msgspec
 from sglang_pic.core import CoreConfig, CostModel, with_preset
 from sglang_pic.core.settings import Range, check, settings_of
 from sglang_pic.errors import ConfigError, did_you_mean
+from sglang_pic.nonces import NONCES
 
 Share = Annotated[float, Range(0, 1)]
 AboveZero = Annotated[float, Range(0)]
@@ -43,6 +44,11 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     require_salt: Annotated[bool, 'Serve requests without a `cache_salt` with mode `"off"`, whatever they ask for.'] = (
         False
     )
+    strip: Annotated[
+        tuple[str, ...],
+        f"Known nonces of agents that are removed from prompts before they are tokenized: {', '.join(NONCES)} "
+        "([what they are](YOUR_AGENT.md#known-nonces)).",
+    ] = ()
     max_gaps: Annotated[
         int, Range(1, 4096), "Most gaps of one request; a batch never has more than the attention backend can take."
     ] = 32
@@ -127,6 +133,11 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         check(self)
+        for name in self.strip:
+            if name not in NONCES:
+                raise ConfigError(
+                    f"strip={name!r}: not a known nonce; allowed are {', '.join(NONCES)}{did_you_mean(name, NONCES)}"
+                )
         if self.audit_kl_limit >= self.audit_kl_cap:
             raise ConfigError(
                 f"audit_kl_limit={self.audit_kl_limit!r}, audit_kl_cap={self.audit_kl_cap!r}: the limit must be below "

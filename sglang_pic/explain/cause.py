@@ -16,6 +16,7 @@ class Cause(Enum):
     `bench/results/explain-causes.json` has the share of each on recorded sessions.
     """
 
+    NONCE = "nonce"
     CLOCK = "clock"
     ID = "id"
     FIELD = "field"

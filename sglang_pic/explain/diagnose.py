@@ -20,6 +20,7 @@ from sglang_pic.core import common_len, common_suffix_len
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.fields import cause_of, cause_of_image, cause_of_json, cause_of_several, is_role, is_thought
 from sglang_pic.explain.rejoin import WINDOW, Alignment, align, contained_share, moved_share
+from sglang_pic.nonces import NONCES, Nonce
 
 # A changed field has at most this many tokens on either side; a longer change is a block.
 _FIELD_TOKENS = 24
@@ -81,6 +82,8 @@ class Break:
     new: str
     after: str
     neighbor: CallRef
+    nonce: Nonce | None = None
+    """The known nonce that changed, if that is the cause."""
 
 
 class _Seen(NamedTuple):
@@ -171,12 +174,22 @@ class Diagnoser:
         return self._describe(place, self._classify(place, step), step)
 
     def _classify(self, place: _Place, step: Alignment | None) -> Cause:
-        found = self._value_of(place, step) or self._other_prompt(place, step)
+        found = Cause.NONCE if self._nonce_of(place) else None
+        found = found or self._value_of(place, step) or self._other_prompt(place, step)
         found = found or self._passage_of(place) or _moved(place, step) or (Cause.ANSWER if place.is_answer else None)
         if found is not None:
             return found
         most_stub = _MAX_STUB_TOKENS if place.is_same_session else _MAX_FOREIGN_STUB_TOKENS
         return _finer(place, step, _cause_of_lengths(step, most_stub))
+
+    def _nonce_of(self, place: _Place) -> Nonce | None:
+        """The known nonce within which both texts differ."""
+        if not place.is_same_session and not _shares(place):
+            return None
+        encoded, at = place.outcome.encoded, place.at
+        before, end = encoded.text(max(0, at - _LINE_TOKENS), at), min(at + _FIELDS_TOKENS, len(encoded.tokens))
+        texts = before + self.decode(place.old[:_FIELDS_TOKENS]), before + encoded.text(at, end)
+        return next((one for one in NONCES.values() if all(one.is_at(len(before), text) for text in texts)), None)
 
     def _passage_of(self, place: _Place) -> Cause | None:
         """The cause if the text at the break shows it: a thought, or an object that is written in another way."""
@@ -258,6 +271,7 @@ class Diagnoser:
             new=_quote(encoded.text, start, resumes),
             after=encoded.text(resumes, min(resumes + _CONTEXT_TOKENS, end)),
             neighbor=place.neighbor,
+            nonce=self._nonce_of(place) if cause is Cause.NONCE else None,
         )
 
 

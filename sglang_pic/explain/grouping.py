@@ -69,6 +69,13 @@ class CauseGroup:
     places: list[Group]
     """The most costly first."""
 
+    @property
+    def advice(self) -> str:
+        """What the cause means and what helps; of known nonces with the switch of each."""
+        if self.cause is not Cause.NONCE:
+            return self.cause.advice
+        return f"{self.cause.advice} Here: {'; '.join(place.signature for place in self.places)}."
+
 
 @dataclass(slots=True)
 class Figures(Tally):
@@ -124,6 +131,8 @@ def _rank(group: Group) -> tuple[int, int]:
 
 
 def _signature(found: Break, agent: str | None) -> str:
+    if found.nonce is not None:
+        return f"{found.nonce.title}: {found.nonce.switch}"
     match found.cause:
         case Cause.COMPACTION | Cause.NEW_TASK:
             return ""

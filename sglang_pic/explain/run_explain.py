@@ -122,7 +122,7 @@ def _print_causes(findings: Findings, gains: Sequence[tuple[str, int]]) -> None:
     )
     for group in causes[:_NUM_ADVICE]:
         if group.total.num_lost:
-            print(f"\n{group.cause.label}. {group.cause.advice}")
+            print(f"\n{group.cause.label}. {group.advice}")
     print()
 
 

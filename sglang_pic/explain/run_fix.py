@@ -21,7 +21,10 @@ from sglang_pic.census.inputs import (
 from sglang_pic.census.simulate import simulate
 from sglang_pic.census.tally import Tally
 from sglang_pic.core import MOST_REUSE, CoreConfig
+from sglang_pic.errors import ConfigError
+from sglang_pic.explain.gateways import GATEWAYS, rule, without_nonces
 from sglang_pic.explain.rewrite import RULES, Rewriter, request_lines
+from sglang_pic.nonces import NONCES
 from sglang_pic.output import write_whole
 
 _LITTLE = 0.03
@@ -33,10 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     parser.add_argument("--out", metavar="FILE", help="write the rewritten requests there, one a line (JSONL)")
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    parser.add_argument(
+        "--gateway",
+        choices=sorted(GATEWAYS),
+        help="print a rule for this gateway that removes the known nonces of these logs, and nothing else",
+    )
     add_policy_arguments(parser)
     rules = "\n".join(f"  {name:8} {rule}" for name, rule in RULES.items())
     parser.epilog = (
-        f"what is rewritten:\n{rules}\n\n"
+        f"what is rewritten:\n  nonces   known nonces of agents are removed\n{rules}\n\n"
         "The requests are counted as recorded and as rewritten, in a plain prefix cache and with the splices of\n"
         "this cache on top. If the rewritten ones need no splices, change the harness and do without the plugin.\n"
         "`explain` names the causes that no rule removes (compaction, cleared results, retrieved documents). The\n"
@@ -48,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Rewrite, count, print, and return 0.
 
     Raises:
-        ConfigError: a value is not allowed, or FILE exists.
+        ConfigError: a value is not allowed, FILE exists, or the logs have no nonce for --gateway.
         TraceError: a log or the tokenizer cannot be read; nothing is written.
     """
     check_inputs(args)
@@ -56,9 +64,18 @@ def run(args: argparse.Namespace) -> int:
     out = None if args.out is None else output_of(args, "file")
     rewriter, passed = Rewriter(), {file: Passed(args.strict) for file in args.files}
     recorded = [(file, list(read_sessions(file, args.limit_sessions, passed[file]))) for file in args.files]
-    for _, sessions in recorded:
+    nonces = Counter[str]()
+    stripped = [(file, [without_nonces(session, nonces) for session in sessions]) for file, sessions in recorded]
+    if args.gateway is not None:
+        if not nonces:
+            raise ConfigError(
+                f"--gateway={args.gateway!r}: the logs have none of the known nonces, {', '.join(NONCES)}."
+            )
+        print(rule(args.gateway, nonces), end="")
+        return 0
+    for _, sessions in stripped:
         rewriter.learn(sessions)
-    groups = [rewriter.group(call) for _, sessions in recorded for session in sessions for call in session.calls()]
+    groups = [rewriter.group(call) for _, sessions in stripped for session in sessions for call in session.calls()]
 
     def count(files: list[tuple[str, list[Session]]], config: CoreConfig) -> tuple[Tally, Counter[int]]:
         tally, num_computed = Tally(), Counter[int]()
@@ -69,10 +86,11 @@ def run(args: argparse.Namespace) -> int:
         return tally, num_computed
 
     before, num_before = count(recorded, config)
+    num_before = count(stripped, config)[1] if nonces else num_before
     while True:
         rewriter.num_changed.clear()
         rewriter.changed.clear()
-        rewritten = [(file, [rewriter.rewrite(session) for session in sessions]) for file, sessions in recorded]
+        rewritten = [(file, [rewriter.rewrite(session) for session in sessions]) for file, sessions in stripped]
         after, num_after = count(rewritten, config)
         worse = {group for group in rewriter.changed if num_after[group] >= num_before[group]}
         if not worse:
@@ -81,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     most, _ = count(rewritten, MOST_REUSE)
     if out is not None:
         write_whole(out, (line for _, sessions in rewritten for session in sessions for line in request_lines(session)))
-    _print(rewriter, before, after, most)
+    _print(rewriter, nonces, before, after, most)
     for file in args.files:
         if summary := passed[file].summary():
             print(f"note: {file}: {summary}.")
@@ -91,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(rewriter: Rewriter, before: Tally, after: Tally, most: Tally) -> None:
+def _print(rewriter: Rewriter, nonces: Counter[str], before: Tally, after: Tally, most: Tally) -> None:
     from rich.table import Table
 
     from sglang_pic.census.table import as_text, percent, ratio, shown_tokens
@@ -106,14 +124,20 @@ def _print(rewriter: Rewriter, before: Tally, after: Tally, most: Tally) -> None
         shares = (percent(ratio(part, total)) for part in (tally.prefix_tokens, tally.chunk_tokens, left))
         table.add_row(name, shown_tokens(total), *shares)
     print(f"{as_text(table)}\n")
-    for rule, text in RULES.items():
-        if num := rewriter.num_changed[rule]:
+    for name, num in nonces.most_common():
+        nonce = NONCES[name]
+        print(
+            f"{num:,} of {before.calls:,} calls: {nonce.title} is removed from {nonce.place} (--gateway prints a rule"
+        )
+        print(f"  for a gateway); the agent leaves it out with {nonce.switch}")
+    for name, text in RULES.items():
+        if num := rewriter.num_changed[name]:
             print(f"{num:,} of {before.calls:,} calls: {text}")
     if rewriter.left:
         print(
             f"left as recorded, because their rewriting saves nothing: calls of {len(rewriter.left):,} system prompts"
         )
-    print(f"\n{_verdict(before, after, most, is_changed=bool(rewriter.changed))}\n")
+    print(f"\n{_verdict(before, after, most, is_changed=bool(rewriter.changed or nonces))}\n")
 
 
 def _verdict(before: Tally, after: Tally, most: Tally, *, is_changed: bool) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_pic.adapter.namespace import KEY_MARK
-from sglang_pic.adapter.serve import headers
+from sglang_pic.adapter.serve import headers, strip
 from sglang_pic.adapter.serve.options import parse_options, shown
 from sglang_pic.adapter.server_info import SWITCHES
 from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
@@ -53,6 +53,7 @@ def install_http() -> None:
     from sglang_pic.adapter.sglang.contract import HTTP, check_contract
 
     check_contract(HTTP)
+    strip.install()
     apply_hooks()
     http_server.app.add_middleware(Refusals)
     _allow_extra_fields()
@@ -206,6 +207,7 @@ def _take_headers(manager: Any, obj: Any, request: Any = None) -> None:
         with _judging():
             _refuse_empty(obj, obj.input_ids)
             headers.put(headers.read(found), obj)
+            strip.strip_text(manager, obj)
 
 
 def _validate(manager: Any, obj: Any, input_ids: Sequence[int] | None = None) -> None:

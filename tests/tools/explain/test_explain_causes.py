@@ -209,7 +209,8 @@ def test_the_whole_value_is_taken_and_ends_at_a_space_or_a_quote() -> None:
 def test_every_cause_has_a_share_on_recorded_logs() -> None:
     record = json.loads((ROOT / "bench" / "results" / "explain-causes.json").read_text())
     seen = {cause for counts in record["sets"].values() for cause in counts["causes"]}
-    assert seen - set(record["merged"]) == {cause.value for cause in Cause}
+    # The recorded sets are of agents without a known nonce.
+    assert seen - set(record["merged"]) == {cause.value for cause in Cause} - {Cause.NONCE.value}
 
 
 few = st.lists(st.integers(0, 3), max_size=60)
