@@ -15,7 +15,7 @@ from pathlib import Path
 
 import gevent
 import msgspec
-from pic_traces.custom import use_reader
+from pic_traces.custom import custom_reader
 from pic_traces.errors import TraceError
 from pic_traces.flatten import uses_tools
 from pic_traces.session import Call, Session
@@ -60,8 +60,8 @@ def main() -> int:
 def _run(job: Job) -> int:
     options = job.options
     out = Path(options.out)
-    use_reader(options.reader)
-    sessions = limit(load(options.trace), num_sessions=options.limit_sessions, num_calls=options.limit_calls)
+    trace = load(options.trace, reader=custom_reader(options.reader))
+    sessions = limit(trace, num_sessions=options.limit_sessions, num_calls=options.limit_calls)
     if not sessions:
         raise TraceError(f"{options.trace}: no sessions to replay")
     endpoint = Endpoint(options.base_url, timeout_s=options.timeout_s, api_key=options.api_key)

@@ -11,7 +11,7 @@ from typing import get_args
 
 from pic_traces import Session, load
 from pic_traces.clock import split_clock
-from pic_traces.custom import add_reader_argument, use_reader
+from pic_traces.custom import CustomReader, add_reader_argument, custom_reader
 from pic_traces.encode import model_folder
 from pic_traces.logs import Passed
 from pic_traces.source import TRACE_HELP
@@ -80,8 +80,8 @@ def policy_of(args: argparse.Namespace, **changed: str) -> CoreConfig:
     return CoreConfig(**with_preset({**asked, **changed}))
 
 
-def check_inputs(args: argparse.Namespace) -> None:
-    """Check the arguments, and have files read by --reader.
+def check_inputs(args: argparse.Namespace) -> CustomReader | None:
+    """Check the arguments, and return what --reader names.
 
     Raises:
         ConfigError: a limit is not positive, or a file is named twice.
@@ -94,7 +94,7 @@ def check_inputs(args: argparse.Namespace) -> None:
     for file in args.files:
         if args.files.count(file) > 1:
             raise ConfigError(f"FILE={file!r}: is named twice; name it once, or all of it would count as prefix hits.")
-    use_reader(args.reader)
+    return custom_reader(args.reader)
 
 
 def output_of(args: argparse.Namespace, what: str) -> Path:
@@ -113,9 +113,11 @@ def output_of(args: argparse.Namespace, what: str) -> Path:
     return path
 
 
-def read_sessions(file: str, limit: int | None, passed: Passed | None = None) -> Iterator[Session]:
+def read_sessions(
+    file: str, limit: int | None, passed: Passed | None = None, reader: CustomReader | None = None
+) -> Iterator[Session]:
     """The first `limit` sessions of a file, or all if None; `passed` collects the skipped lines."""
-    return islice(load(file, passed or Passed(is_checked=False)), limit)
+    return islice(load(file, passed or Passed(is_checked=False), reader), limit)
 
 
 def with_progress(outcomes: Iterable[Outcome], num_calls: int, *, quiet: bool) -> Iterator[Outcome]:

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     # Installed with the extra `census`; `--help` must work without.
     from sglang_pic.census.table import render
 
-    check_inputs(args)
+    reader = check_inputs(args)
     _check_pool(args)
     config = policy_of(args)
     survey = Survey(
@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         limit_sessions=args.limit_sessions,
         make_search=WindowSearch if args.upper_bound else None,
         is_strict=args.strict,
+        reader=reader,
         states=state_rules_of(args.tokenizer) if args.hybrid else None,
         side_by_side=args.sessions,
         pool=args.pool,

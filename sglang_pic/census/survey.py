@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pic_traces.blocks import prefix_census, recognize_blocks
+from pic_traces.custom import CustomReader
 from pic_traces.encode.encoded import Encoder
 from pic_traces.logs import Passed
 from pic_traces.session import Session
@@ -33,6 +34,7 @@ class Survey:
         limit_sessions: count only the first sessions of every file; None counts all.
         make_search: makes the search for the upper bound, once per cache; None for no upper bound.
         is_strict: refuse lines of no known format.
+        reader: reads the files; without one their formats are recognised.
         states: rules for a hybrid model's states, to count its hits too; None for other models.
         side_by_side: sessions of a file that take turns.
         pool: tokens of a KV pool, to count the hits by pool size too; None to leave them out.
@@ -45,6 +47,7 @@ class Survey:
     limit_sessions: int | None = None
     make_search: Callable[[], WindowSearch] | None = None
     is_strict: bool = False
+    reader: CustomReader | None = None
     states: StateRules | None = None
     side_by_side: int = 1
     pool: int | None = None
@@ -69,11 +72,12 @@ class Survey:
         """
         num_calls = 0
         for file in self.files:
-            if recognize_blocks(file) is not None:
+            if self.reader is None and recognize_blocks(file) is not None:
                 self._blocks[file] = self._count_blocks(file)
             else:
                 passed = self._passed[file] = Passed(self.is_strict)
-                num_calls += sum(session.num_calls for session in read_sessions(file, self.limit_sessions, passed))
+                sessions = read_sessions(file, self.limit_sessions, passed, self.reader)
+                num_calls += sum(session.num_calls for session in sessions)
         return num_calls
 
     def run(self) -> Iterator[Outcome]:
@@ -133,7 +137,7 @@ class Survey:
             if self.scope is CacheScope.FILE:
                 self.curve.begin_cache()
             tally = self._tallies[file] = Tally()
-            yield file, read_sessions(file, self.limit_sessions)
+            yield file, read_sessions(file, self.limit_sessions, reader=self.reader)
             tally.is_complete = True
 
     def _count_blocks(self, file: str) -> FileCounts:

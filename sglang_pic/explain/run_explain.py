@@ -52,14 +52,16 @@ def run(args: argparse.Namespace) -> int:
     # Installed with the extra `census`; `--help` must work without.
     from sglang_pic.explain import page
 
-    check_inputs(args)
+    reader = check_inputs(args)
     config = policy_of(args)
     out = output_of(args, "HTML file")
     encoder = load_encoder(args.tokenizer)
     # All files are read first, so that a bad line in the last one is reported now and not at the end.
     passed = {file: Passed(args.strict) for file in args.files}
     num_calls = sum(
-        session.num_calls for file in args.files for session in read_sessions(file, args.limit_sessions, passed[file])
+        session.num_calls
+        for file in args.files
+        for session in read_sessions(file, args.limit_sessions, passed[file], reader)
     )
     num_calls = min(num_calls, args.limit_calls or num_calls)
     others = {
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     }
     bolder = Bolder(encoder, {flag: other for flag, other in others.items() if other != config})
     findings = Findings()
-    sources = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
+    sources = ((file, read_sessions(file, args.limit_sessions, reader=reader)) for file in args.files)
     outcomes = islice(simulate(sources, encoder, config=config), num_calls)
     for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
         findings.add(outcome)

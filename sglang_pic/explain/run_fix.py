@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: a value is not allowed, FILE exists, or the logs have no nonce for --gateway.
         TraceError: a log or the tokenizer cannot be read; nothing is written.
     """
-    check_inputs(args)
+    reader = check_inputs(args)
     config, encoder = policy_of(args), load_encoder(args.tokenizer)
     out = None if args.out is None else output_of(args, "file")
     rewriter, passed = Rewriter(), {file: Passed(args.strict) for file in args.files}
-    recorded = [(file, list(read_sessions(file, args.limit_sessions, passed[file]))) for file in args.files]
+    recorded = [(file, list(read_sessions(file, args.limit_sessions, passed[file], reader))) for file in args.files]
     nonces = Counter[str]()
     stripped = [(file, [without_nonces(session, nonces) for session in sessions]) for file, sessions in recorded]
     if args.gateway is not None:

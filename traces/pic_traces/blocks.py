@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from pic_traces.custom import has_reader
 from pic_traces.errors import TraceError
 from pic_traces.lines import Line, read_first_bytes, read_objects
 from pic_traces.session import Spans, spans_of
@@ -101,7 +100,7 @@ def recognize_blocks(path: str | Path) -> BlockFormat | None:
         TraceError: the file cannot be read.
     """
     path = Path(path).expanduser()
-    if has_reader() or not path.is_file():
+    if not path.is_file():
         return None
     head = read_first_bytes(path, _PEEK_BYTES).lstrip()
     if not head.startswith((b"{", b"[")):

@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from pic_traces.errors import OptionError, TraceError
 from pic_traces.lines import Line
@@ -16,11 +17,32 @@ from pic_traces.session import JsonValue
 FileReader = Callable[[Path], Iterable[dict[str, JsonValue]]]
 """Gives the calls of a file, each as an object of a known form, such as a chat request."""
 
-_READER: list[tuple[str, FileReader]] = []
+
+class CustomReader(NamedTuple):
+    """The function, and its name for messages."""
+
+    name: str
+    function: FileReader
+
+    def calls(self, path: Path) -> Iterator[Line]:
+        """What the function gives of a file.
+
+        Raises:
+            TraceError: the function raised, or gave something else than objects.
+        """
+        number = 0
+        try:
+            for number, value in enumerate(self.function(path), start=1):
+                if not isinstance(value, dict):
+                    raise TypeError(f"it gave {type(value).__name__}; objects with `messages` are expected")
+                yield Line(path, number, f": call {number}", value)
+        except Exception as error:  # whatever a function of others raises
+            where = f"--reader={self.name!r} on {path}, behind call {number}"
+            raise TraceError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def add_reader_argument(parser: ArgumentParser) -> None:
-    """Add --reader; the verb calls `use_reader` with its value."""
+    """Add --reader; `custom_reader` finds its function."""
     parser.add_argument(
         "--reader",
         metavar="MODULE:FUNCTION",
@@ -29,8 +51,8 @@ def add_reader_argument(parser: ArgumentParser) -> None:
     )
 
 
-def use_reader(name: str | None) -> None:
-    """Have `load` read all files by a function of the user's; None has it recognise their formats again.
+def custom_reader(name: str | None) -> CustomReader | None:
+    """The user's function of a name, for `load`; None without a name.
 
     Args:
         name: `MODULE:FUNCTION`; the module is looked for in the working directory, too.
@@ -38,37 +60,13 @@ def use_reader(name: str | None) -> None:
     Raises:
         OptionError: there is no such function.
     """
-    _READER.clear()
     if name is None:
-        return
+        return None
     module, _, function = name.partition(":")
     sys.path[:] = [*sys.path, *({os.getcwd()} - {*sys.path})]
     try:
-        _READER.append((name, getattr(importlib.import_module(module), function)))
+        return CustomReader(name, getattr(importlib.import_module(module), function))
     except (ImportError, AttributeError, ValueError) as error:
         raise OptionError(
             f"--reader={name!r}: {error}; MODULE:FUNCTION is allowed, with MODULE.py in this folder or on PYTHONPATH"
         ) from error
-
-
-def has_reader() -> bool:
-    """Whether a function of the user's reads files."""
-    return bool(_READER)
-
-
-def read_calls(path: Path) -> Iterator[Line]:
-    """What the user's function gives of a file.
-
-    Raises:
-        TraceError: the function raised, or gave something else than objects.
-    """
-    ((name, function),) = _READER
-    number = 0
-    try:
-        for number, value in enumerate(function(path), start=1):
-            if not isinstance(value, dict):
-                raise TypeError(f"it gave {type(value).__name__}; objects with `messages` are expected")
-            yield Line(path, number, f": call {number}", value)
-    except Exception as error:  # whatever a function of others raises
-        where = f"--reader={name!r} on {path}, behind call {number}"
-        raise TraceError(f"{where}: {type(error).__name__}: {error}") from error

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pic_traces.custom import has_reader, read_calls
+from pic_traces.custom import CustomReader
 from pic_traces.errors import LineError, TraceError
 from pic_traces.formats import (
     NO_JSON,
@@ -81,7 +81,9 @@ class Passed:
         return f"passed over {total:,} line{'s' * (total > 1)}: {'; '.join(named)}{rest} (--strict refuses them)"
 
 
-def read_logs(paths: Iterable[Path], source: str, root: Path, passed: Passed) -> Iterator[Session]:
+def read_logs(
+    paths: Iterable[Path], source: str, root: Path, passed: Passed, reader: CustomReader | None = None
+) -> Iterator[Session]:
     """Yield the sessions of log files: recorded sessions and trajectories as they come, then the grouped requests.
 
     Requests with one session id are calls of one session, whichever files they are from. A line without an id is a
@@ -92,13 +94,14 @@ def read_logs(paths: Iterable[Path], source: str, root: Path, passed: Passed) ->
         source: what the sessions are said to be from.
         root: folder that names of sessions are relative to.
         passed: notes what is passed over.
+        reader: reads the files; without one their formats are recognised.
 
     Raises:
         TraceError: a file cannot be read or would be counted wrongly, or has lines and not one that can be read.
     """
     paths = list(paths)
-    files, order = _ordered(paths)
-    grouping, reading = Grouping(), _Reading(root, len(paths) == 1, passed)
+    files, order = _ordered(paths, has_times=reader is None)
+    grouping, reading = Grouping(), _Reading(root, len(paths) == 1, passed, reader)
     num_read = num_sessions = 0
     for name, one in reading.calls(files):
         num_read += 1
@@ -127,6 +130,7 @@ class _Reading:
     root: Path
     is_one: bool
     passed: Passed
+    reader: CustomReader | None
     num_lines: int = 0
     _readers: dict[type[Reader], Reader] = field(default_factory=dict)
     _envelopes: Envelopes = field(default_factory=Envelopes)
@@ -136,11 +140,18 @@ class _Reading:
         for family in files:
             for path in family:
                 self._envelopes = Envelopes()
-                for line in _lines(path, self.passed):
+                for line in self._lines(path):
                     self.num_lines += 1
                     yield from self._taken(line)
             for kind in [kind for kind in self._readers if kind.is_per_file or family is files[-1]]:
                 yield from ((family[0].name, one) for one in self._readers.pop(kind).end())
+
+    def _lines(self, path: Path) -> Iterator[Line]:
+        """The lines of a file, up to where it is damaged."""
+        try:
+            yield from read_lines(path) if self.reader is None else self.reader.calls(path)
+        except LineError as error:
+            self.passed.add(error)
 
     def _taken(self, line: Line, depth: int = _MAX_ENVELOPES) -> Iterator[tuple[str, Request | Session]]:
         kind = next((kind for kind in READERS if kind.recognizes(line)), None)
@@ -173,14 +184,14 @@ class _Reading:
             yield one
 
 
-def _ordered(paths: list[Path]) -> tuple[list[list[Path]], str]:
+def _ordered(paths: list[Path], *, has_times: bool) -> tuple[list[list[Path]], str]:
     """The files of each log, a rotated one's oldest first, the logs by their first times, and words for that order."""
     families: dict[str, list[Path]] = {}
     for path in paths:
         families.setdefault(ROTATED.sub("", str(path)), []).append(path)
     if len(paths) == 1:
         return [paths], ""
-    times = {path: None if has_reader() else first_time(read_first_bytes(path, _HEAD_BYTES)) for path in paths}
+    times = {path: first_time(read_first_bytes(path, _HEAD_BYTES)) if has_times else None for path in paths}
     if None not in times.values():
         for family in families.values():
             family.sort(key=lambda path: (times[path] or 0, _age(path)))
@@ -212,14 +223,6 @@ def _as_request(session: Session) -> Request:
     """All of a session as one request, to find what of its line was left unread."""
     tools = [tool for spec in session.specs[:1] for tool in spec.tools or []]
     return Request(messages=session.pool, tools=tools, body={"messages": [*session.pool]})
-
-
-def _lines(path: Path, passed: Passed) -> Iterator[Line]:
-    """The lines of a file, up to where it is damaged."""
-    try:
-        yield from read_calls(path) if has_reader() else read_lines(path)
-    except LineError as error:
-        passed.add(error)
 
 
 def _nothing(path: Path, passed: Passed) -> TraceError:

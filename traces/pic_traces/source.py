@@ -18,7 +18,7 @@ import msgspec
 
 from pic_traces.blocks import recognize_blocks
 from pic_traces.clock import set_clocks, split_clock
-from pic_traces.custom import has_reader
+from pic_traces.custom import CustomReader
 from pic_traces.data import DATA
 from pic_traces.errors import OptionError, TraceError
 from pic_traces.lines import SUFFIXES
@@ -41,7 +41,7 @@ _STDIN: list[IO[bytes]] = []
 """What stdin held, once it has been read."""
 
 
-def load(trace: str | Path, passed: Passed | None = None) -> Iterator[Session]:
+def load(trace: str | Path, passed: Passed | None = None, reader: CustomReader | None = None) -> Iterator[Session]:
     """Yield the sessions of a trace, in its order.
 
     Args:
@@ -52,6 +52,7 @@ def load(trace: str | Path, passed: Passed | None = None) -> Iterator[Session]:
             files.
         passed: notes the lines that are passed over because they are of no known format; without it, one warning is
             logged for all of them.
+        reader: reads files of a form that is not known, or None; samples and generators are read as ever.
 
     Raises:
         TraceError: nothing can be read, or the log would be counted wrongly; the message names the file and the line.
@@ -60,7 +61,7 @@ def load(trace: str | Path, passed: Passed | None = None) -> Iterator[Session]:
     name = str(trace)
     clock, seed, rest = split_clock(name)
     if clock:
-        return set_clocks(load(rest, passed), seed)
+        return set_clocks(load(rest, passed, reader), seed)
     if name.startswith("gen:"):
         return _generate(name)
     if name.startswith("sample:"):
@@ -76,13 +77,13 @@ def load(trace: str | Path, passed: Passed | None = None) -> Iterator[Session]:
     except (OSError, ValueError) as error:
         raise TraceError(f"{name!r}: cannot be read: {error}") from error
     if stat.S_ISDIR(mode):
-        return _load_folder(path, passed)
+        return _load_folder(path, passed, reader)
     if not stat.S_ISREG(mode):
         raise OptionError(
             f"{name!r}: no such file; a path, - for stdin, sample:NAME or gen:NAME?key=value&... is allowed, "
             "clock: in front of any"
         )
-    return _load_file(path, passed)
+    return _load_file(path, passed, reader)
 
 
 def short_name(trace: str) -> str:
@@ -124,21 +125,23 @@ def _generate(trace: str) -> Iterator[Session]:
     return sessions
 
 
-def _load_file(path: Path, passed: Passed) -> Iterator[Session]:
-    if (kind := recognize_blocks(path)) is not None:
+def _load_file(path: Path, passed: Passed, reader: CustomReader | None = None) -> Iterator[Session]:
+    if reader is None and (kind := recognize_blocks(path)) is not None:
         raise TraceError(f"{path}: a serving trace ({kind.label}): it has no text; `sglang-pic census` reads its hits")
-    return _started(read_logs([path], path.name, path.parent, passed), f"{path}: no sessions: the file has no lines")
+    return _started(
+        read_logs([path], path.name, path.parent, passed, reader), f"{path}: no sessions: the file has no lines"
+    )
 
 
-def _load_folder(folder: Path, passed: Passed) -> Iterator[Session]:
-    paths = _log_files(folder)
+def _load_folder(folder: Path, passed: Passed, reader: CustomReader | None) -> Iterator[Session]:
+    paths = _log_files(folder, has_reader=reader is not None)
     if not paths:
         suffixes = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
         raise TraceError(
             f"{folder}: no trace in this folder; files {suffixes} and their .gz are read, in subfolders too"
         )
     empty = f"{folder}: no sessions: its {len(paths)} files are empty, {paths[0]} the first of them"
-    return _started(read_logs(paths, folder.resolve().name, folder, passed), empty)
+    return _started(read_logs(paths, folder.resolve().name, folder, passed, reader), empty)
 
 
 def _started(sessions: Iterator[Session], if_empty: str) -> Iterator[Session]:
@@ -159,12 +162,12 @@ def _spooled_stdin() -> Path:
     return Path(_STDIN[0].name)
 
 
-def _log_files(folder: Path) -> list[Path]:
-    """The files of a folder that may be logs, sorted by path; hidden files and folders are passed over."""
+def _log_files(folder: Path, *, has_reader: bool) -> list[Path]:
+    """The files of a folder that may be logs, all of them for a reader, sorted by path, without hidden ones."""
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=_refuse):
         folders[:] = [name for name in folders if name[0] != "."]
-        found += [Path(root, name) for name in names if name[0] != "." and (has_reader() or _LOG_NAME.search(name))]
+        found += [Path(root, name) for name in names if name[0] != "." and (has_reader or _LOG_NAME.search(name))]
     return sorted(path for path in found if path.is_file())
 
 

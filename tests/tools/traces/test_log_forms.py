@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from pic_traces import load
-from pic_traces.custom import use_reader
+from pic_traces.custom import custom_reader
 from pic_traces.encode import load_encoder
 from pic_traces.encode.encoded import Encoder
 from pic_traces.errors import OptionError, TraceError
@@ -201,15 +201,12 @@ def test_a_reader_of_the_users_reads_any_other_form(
     )
     monkeypatch.chdir(tmp_path)
     arguments = ["census", str(path), "--quiet", "--json", "--reader"]
-    try:
-        assert main([*arguments, "my_log:read"]) == 0
-        assert json.loads(capsys.readouterr().out)["total"]["calls"] == 3
-        assert main([*arguments, "my_log:bad"]) == 2
-        assert "--reader='my_log:bad' on" in capsys.readouterr().err
-        with pytest.raises(OptionError, match=r"--reader='my_log': .*MODULE:FUNCTION is allowed"):
-            use_reader("my_log")
-    finally:
-        use_reader(None)
+    assert main([*arguments, "my_log:read"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["calls"] == 3
+    assert main([*arguments, "my_log:bad"]) == 2
+    assert "--reader='my_log:bad' on" in capsys.readouterr().err
+    with pytest.raises(OptionError, match=r"--reader='my_log': .*MODULE:FUNCTION is allowed"):
+        custom_reader("my_log")
     with pytest.raises(TraceError, match="unknown trace format"):
         load(path)
 
