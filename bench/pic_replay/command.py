@@ -70,11 +70,28 @@ def options_from(args: argparse.Namespace) -> ReplayOptions:
         OptionError: a value is not allowed.
     """
     given = {name: value for name, value in vars(args).items() if name in ReplayOptions.__struct_fields__}
-    given["extra_body"] = _json_object("--extra-body", args.extra_body)
-    given["custom_params"] = _json_object("--custom-params", args.custom_params)
+    given["extra_body"] = json_object("--extra-body", args.extra_body)
+    given["custom_params"] = json_object("--custom-params", args.custom_params)
     given["api_key"] = secret(API_KEY)
     given["flatten_tools"] = FlattenTools(args.flatten_tools)
     return ReplayOptions(**given).check()
+
+
+def json_object(flag: str, text: str | None) -> dict[str, JsonValue]:
+    """The object that a flag's JSON is; empty without the flag.
+
+    Raises:
+        OptionError: it is no JSON object.
+    """
+    if text is None:
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise OptionError(f"{flag}={text!r}: is not JSON ({error}); an object is expected.") from error
+    if not isinstance(value, dict):
+        raise OptionError(f"{flag}={text!r}: is {type(value).__name__}; a JSON object is expected.")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,18 +116,6 @@ def run(args: argparse.Namespace) -> int:
     if summary.stopped:
         print(f"sglang-pic: stopped early: {summary.stopped}", file=sys.stderr)
     return 1 if summary.failed or summary.stopped else 0
-
-
-def _json_object(flag: str, text: str | None) -> dict[str, JsonValue]:
-    if text is None:
-        return {}
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise OptionError(f"{flag}={text!r}: is not JSON ({error}); an object is expected.") from error
-    if not isinstance(value, dict):
-        raise OptionError(f"{flag}={text!r}: is {type(value).__name__}; a JSON object is expected.")
-    return value
 
 
 def _render(summary: ReplaySummary, out: Path) -> str:

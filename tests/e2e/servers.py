@@ -95,7 +95,7 @@ SERVERS = {
         "smollm2", (), {**AUDITED, "self_test": "off"}, {"request_options": True}, is_slow=True
     ),
     "gqa_page16.small_pool": _float32(
-        *("tiny-gqa", 16, *_SMALL_POOL, "--disable-overlap-schedule"),
+        *("tiny-gqa", 16, *_SMALL_POOL, "--disable-overlap-schedule", "--enable-session-radix-cache"),
         config={**_TAKE_EVERY_RUN, "audit_rate": 0.0},
         probe=_CHECKED,
     ),

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.servers import on_each_server
-from tests.e2e.serving import Client, greedy, random_tokens
+from tests.e2e.servers import on_each_server, on_servers
+from tests.e2e.serving import Answer, Client, greedy, random_tokens
 
 pytestmark = pytest.mark.e2e
 
@@ -43,6 +43,30 @@ def test_nothing_leaks_under_pressure(client: Client) -> None:
         answers = [client.generate(prompt) for prompt in prompts[1:5]]
         assert any(answer.chunk_hit_tokens for answer in answers)
         assert client.audit()["num_audited"] > num_audited
+    assert client.faults() == ""
+
+
+@pytest.mark.feature("sessions of the radix cache")
+@on_servers("gqa_page16.small_pool")
+def test_rows_of_a_session_are_donors_until_it_closes(client: Client) -> None:
+    """Other requests fill the pool twice: rows that a session refers to are evicted last."""
+    document = random_tokens(2000, 400)
+
+    def ask(seed: int, **session: str) -> Answer:
+        return client.generate([*random_tokens(seed, 40), *document, *random_tokens(seed + 1, 20)], **session)
+
+    def fill_the_pool(seed: int) -> None:
+        for number in range(12):
+            client.generate(random_tokens(seed + number, 450), max_new_tokens=1)
+
+    client.post("/open_session", {"capacity_of_str_len": 1, "session_id": "kept"})
+    ask(2001, session_id="kept")
+    fill_the_pool(2100)
+    assert ask(2010).chunk_hit_tokens > 300
+    client.post("/close_session", {"session_id": "kept"})
+    fill_the_pool(2200)
+    assert ask(2020).cached_tokens == 0
+    client.flush()
     assert client.faults() == ""
 
 
