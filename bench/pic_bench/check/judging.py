@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import msgspec
 from scipy.stats import binomtest
@@ -118,7 +119,9 @@ def sentences(result: Result) -> Iterator[str]:
 
 
 def _pair(sendings: Sendings, base: Sent, other: Sent) -> Pair:
-    same = common_len(base.tokens, other.tokens)
+    # Several tokens are parts of characters, which all have this text.
+    told = list(takewhile(lambda token: "\ufffd" not in token, base.tokens))
+    same = common_len(told, other.tokens)
     tops = zip(base.tops[: same + 1], other.tops[: same + 1], strict=False)
     kls = [kl for one, two in tops if (kl := top_k_kl(one, two)) is not None]
     return Pair(
