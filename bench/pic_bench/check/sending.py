@@ -118,7 +118,7 @@ class Sender:
     def _learn(self, calls: Sequence[Call]) -> tuple[Cold, int, bool]:
         """What makes a prompt cold here, how many logprobs there are, and whether cached tokens are told."""
         refusals = dict[str, None]()
-        for call, cold, num_top in product(calls[:1], Cold, _NUM_TOP):
+        for call, num_top, cold in product(calls[:1], _NUM_TOP, Cold):
             self.cold, self.num_top = cold, num_top
             answers, (one, other) = list[Sent](), (secrets.token_hex(8), secrets.token_hex(8))
             for key in (one, one, other):
