@@ -27,8 +27,9 @@ from sglang_pic.core.ending_filter import ending_hashes
 from sglang_pic.core.exactness import Exactness, exactness_of, mark_approximate
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.plan import Plan, PlanOptions
-from sglang_pic.core.planner import Planner
+from sglang_pic.core.planner import make_plan
 from sglang_pic.core.published import Published
+from sglang_pic.core.query import Query
 from sglang_pic.core.row_source import RowSource
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.token_loops import ENDING_LEN
@@ -233,9 +234,9 @@ class ContentIndex:
         if space is None or not space.donors.heads:
             return Plan(prefix_len=prefix_len, end=stop)
         options = options or _NO_LIMITS
-        planner = Planner(
-            options.policy or self.config,
-            options,
+        query = Query(
+            policy=options.policy or self.config,
+            options=options,
             trie=space.trie,
             donors=space.donors,
             lexicon=self._lexicon,
@@ -245,8 +246,8 @@ class ContentIndex:
             forget=self._forget,
             row_lookahead=self._row_lookahead,
         )
-        plan = planner.plan()
-        self._num_work += planner.work
+        plan, work = make_plan(query)
+        self._num_work += work
         self._drop_if_empty(space)
         return plan
 

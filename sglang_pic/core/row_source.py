@@ -33,3 +33,8 @@ class RowSource:
     def pinned_len(self, path: Path) -> int:
         """How many leading tokens of a path are pinned: to their rows the context rule does not apply."""
         return 0
+
+    def pinned_end(self, path: Path, shift: int) -> int:
+        """The position in the prompt up to which a donor's rows are pinned; 0 if none are."""
+        pinned_len = self.pinned_len(path)
+        return pinned_len + shift if pinned_len else 0

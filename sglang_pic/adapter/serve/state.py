@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -176,9 +176,9 @@ class RequestState:
     """Start of the last admitted chunk, and the numbers added to `counts` for it."""
     # `account.py`
     counts: Counts = field(default_factory=Counts)
-    # Features
-    of_features: dict[str, Any] = field(default_factory=dict)
-    """The features' own state of the request, by name."""
+    # `features/audit`
+    drawn_chunk: tuple[int, Counted] | None = None
+    """The `last_chunk` whose logits the audit needs."""
 
     def drop_plan(self, reason: Fallback | None = None) -> None:
         """Drop the plan, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""

@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -50,13 +49,9 @@ _BUSY_INTERVAL = 16
 _SEED = 0
 
 
-DRAWN: Final = "drawn"
-"""Key of `RequestState.of_features`: the `last_chunk` whose logits the audit needs."""
-
-
 def is_drawn(state: RequestState) -> bool:
     """Whether the audit needs the logits of the last admitted chunk."""
-    return state.of_features.get(DRAWN) is state.last_chunk
+    return state.drawn_chunk is state.last_chunk
 
 
 @dataclass(slots=True)
@@ -135,7 +130,7 @@ class Audit(Feature):
                 if state.media is not None:
                     self._skip(AuditSkip.MEDIA)
                 else:
-                    state.of_features[DRAWN] = state.last_chunk
+                    state.drawn_chunk = state.last_chunk
 
     def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
         """Find the drawn requests of a batch by their places in it, which are those of their logits."""
@@ -143,7 +138,7 @@ class Audit(Feature):
         for place, req in enumerate(batch.reqs):
             # Not the pass of another chunk of a drawn request.
             if is_drawn(req.pic) and not req.output_ids:
-                del req.pic.of_features[DRAWN]
+                req.pic.drawn_chunk = None
                 drawn.append((place, req))
 
         def keep(output: RunnerOutput) -> None:

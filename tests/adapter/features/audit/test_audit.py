@@ -13,7 +13,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter.features.audit import audit_hooks
-from sglang_pic.adapter.features.audit.audit import DRAWN, is_drawn
+from sglang_pic.adapter.features.audit.audit import is_drawn
 from sglang_pic.adapter.features.audit.audit_metrics import SKIPPED, SUSPENDED, WORST_KL, AuditSkip
 from sglang_pic.adapter.features.audit.ledger import Window
 from sglang_pic.adapter.namespace import Namespace
@@ -275,7 +275,7 @@ def test_an_adapter_is_used_as_long_as_it_is_on_the_device(
 
 def drawn_state() -> RequestState:
     state = request_state()
-    state.of_features[DRAWN] = state.last_chunk
+    state.drawn_chunk = state.last_chunk
     return state
 
 

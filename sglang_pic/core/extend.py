@@ -1,0 +1,207 @@
+"""Extends a known chunk to the longest equal span of the prompt and a donor's path, and makes a run of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+
+from sglang_pic.core import budget, token_loops
+from sglang_pic.core.path import Path, PlanPaths
+from sglang_pic.core.plan import DropReason, Run
+from sglang_pic.core.query import Query
+from sglang_pic.core.spans import merge_spans
+from sglang_pic.core.trie import ANY, ELIGIBLE, Node, equal_end, equal_start
+
+CONTEXT_TOKENS = 16
+"""Tokens before a span that are compared to choose between donors, and to decide whether it needs a seam."""
+
+
+class Candidate(NamedTuple):
+    """A span `[start, end)` of the prompt that equals `[start - shift, end - shift)` of the path to `node`.
+
+    `context_len` tokens before `start` are equal too, but not eligible, or in the prefix or another run.
+    """
+
+    start: int
+    end: int
+    shift: int
+    node: Node
+    context_len: int
+
+
+class Extender:
+    """The equal spans of one plan.
+
+    Args:
+        query: the prompt and its donors.
+        paths: of the donors.
+        dropped: counts spans that are no runs, by reason.
+    """
+
+    def __init__(self, query: Query, paths: PlanPaths, dropped: Counter[DropReason]) -> None:
+        self._query, self._paths, self._dropped = query, paths, dropped
+        self._tokens, self._end, self._limits = query.tokens, query.end, query.limits
+        self.short: dict[tuple[int, int], int] = {}
+        """(Serial of a node, shift) -> end of an equal span that is not worth a run: its other chunks are skipped."""
+        self.work = 0
+        """Cost so far, in tokens compared."""
+
+    def grow(self, donor: int, chunk_end: int, served: int) -> Candidate | None:
+        """The equal, eligible span around the donor's chunk, after `served`; None if too short."""
+        donors = self._query.donors
+        node, shift = donors.node(donor), chunk_end - donors.end(donor)
+        if chunk_end <= self.short.get((node.serial, shift), 0) or self._is_short(node, chunk_end, shift):
+            return None
+        tokens, limits = self._tokens, self._limits
+        end = min(chunk_end, limits.stop)
+        low = max(served, limits.sink + max(shift, 0))
+        first, start, differs = equal_start(node, end, shift, tokens, low, ELIGIBLE)
+        context_start = start
+        if not differs:
+            low = max(0, shift, start - max(CONTEXT_TOKENS, limits.min_run))
+            _, context_start, _ = equal_start(first, start, shift, tokens, low, ANY)
+        if chunk_end < limits.stop and start < end:
+            node, end = equal_end(node, end, shift, tokens, limits.stop, ELIGIBLE)
+        self.work += end - start + budget.PER_DONOR
+        return Candidate(start, end, shift, node, start - context_start) if start < end else None
+
+    def _is_short(self, node: Node, chunk_end: int, shift: int) -> bool:
+        """Whether fewer than `min_run` tokens around the chunk's end are equal; False also if one node cannot say."""
+        min_run, offset = self._limits.min_run, shift + node.start
+        low, high, stop = chunk_end - min_run, chunk_end + min_run, offset + len(node.tokens)
+        # Called for most places of a scan: conditions cost half as much as `max` and `min`.
+        low = low if low > offset else offset
+        low = low if low > 0 else 0
+        high = high if high < stop else stop
+        high = high if high < self._end else self._end
+        before, after = token_loops.equal_around(
+            self._tokens, chunk_end, node.tokens, chunk_end - offset, chunk_end - low, high - chunk_end
+        )
+        if (low and before == chunk_end - low) or (after == high - chunk_end and high < self._end):
+            return False
+        self.work += high - low
+        if before + after >= min_run:
+            return False
+        self.short[node.serial, shift] = chunk_end + after
+        self._dropped[DropReason.BELOW_MIN_RUN] += 1
+        return True
+
+    def give_up(self, found: Candidate) -> None:
+        """Skip the span's other chunks: it is not worth a run."""
+        node, first = found.node, found.start - found.shift
+        # A span that reaches the end of all runs is all that its later chunks lead to as well.
+        end = found.end if found.end < self._limits.stop else self._end
+        while node.parent is not None and node.end > first:
+            self.short[node.serial, found.shift] = end
+            node = node.parent
+
+    def fit(self, grown: Candidate) -> Candidate | None:
+        """The part of the span that may be spliced so near to the prompt's end; None, counted, if no run's worth."""
+        found = self._before_tail(grown)
+        if found is not None and self._is_long_enough(found):
+            return found
+        self._count(DropReason.TAIL if found is None else self._reason(found))
+        return None
+
+    def _before_tail(self, found: Candidate) -> Candidate | None:
+        tail_start = self._limits.tail_start
+        if found.end <= tail_start:
+            return found
+        path = self._paths.through(found.node)
+        end = min(found.end, max(tail_start, self._query.rows.pinned_end(path, found.shift)))
+        if end == found.end or self._paths.is_exact(found.start, found.shift, path):
+            return found
+        if end - found.start < self._limits.seam + self._limits.min_spliced:
+            return None
+        return found._replace(end=end, node=node_before(found.node, end - found.shift))
+
+    def _is_long_enough(self, found: Candidate) -> bool:
+        """Whether the equal span, with the equal tokens beside it that may not be spliced, has `min_run` tokens."""
+        num_tokens = found.end - found.start
+        missing = self._limits.min_run - num_tokens
+        if missing <= 0:
+            return True
+        if num_tokens < self._limits.min_spliced:
+            return False
+        missing -= found.context_len
+        if missing <= 0:
+            return True
+        wanted = min(self._end, found.end + missing)
+        _, end = equal_end(found.node, found.end, found.shift, self._tokens, wanted, ANY)
+        return end - found.end >= missing
+
+    def run(self, found: Candidate, served: int) -> Run | None:
+        """The run of a span after its seam, or None, counted, if it is not worth it."""
+        path = self._paths.through(found.node)
+        seam = 0 if self._needs_no_seam(found, served, path) else self._limits.seam
+        start, end = found.start + seam, found.end - self._query.row_lookahead
+        if end - start < self._limits.min_spliced:
+            self._count(self._reason(found))
+            return None
+        cost = self._query.options.cost
+        if cost is not None and cost.saves(end - start, None if start == served else end) <= 0:
+            self._count(DropReason.COST_GATE)
+            return None
+        return Run(target_start=start, target_end=end, donor_start=start - found.shift, donor=path, seam_len=seam)
+
+    def _needs_no_seam(self, found: Candidate, served: int, path: Path) -> bool:
+        """Whether the span's first rows were computed after the same tokens as before it here."""
+        # It directly follows the prefix or a run, and the donor's context is equal there.
+        follows = found.start == served and found.context_len >= CONTEXT_TOKENS
+        return follows or self._paths.is_exact(found.start, found.shift, path)
+
+    def with_rows(self, run: Run, served: int) -> Run | None:
+        """The first part of a resident run of which all layers have rows that can be moved; None, counted, if it is
+        too short, or fetching its rows from the host costs more than it saves."""
+        whole = self._first_part(run)
+        if whole is None or self._is_worth_fetching(whole, served):
+            return whole
+        self._count(DropReason.COST_GATE)
+        return None
+
+    def _first_part(self, run: Run) -> Run | None:
+        holes = self._query.rows.holes(run.donor, run.donor_start, run.donor_end)
+        all_steps = self._query.options.steps
+        if not holes and not all_steps:
+            return run
+        crossed = [part for steps in all_steps for part in steps.crossed(run.donor_start, run.donor_end, run.shift)]
+        if crossed:
+            holes = merge_spans([*holes, *crossed])
+        start, seam = run.donor_start, run.seam_len
+        for hole_start, hole_end in (*holes, (run.donor_end, run.donor_end)):
+            if hole_start - start == run.num_tokens:
+                return run
+            if hole_start - start >= self._limits.min_spliced:
+                part = run.part(start + run.shift, hole_start + run.shift)
+                return msgspec.structs.replace(part, seam_len=seam)
+            start, seam = hole_end + self._limits.seam, self._limits.seam
+        self._count(DropReason.POSITION_STEP if crossed else DropReason.DONOR_EVICTED)
+        return None
+
+    def _is_worth_fetching(self, run: Run, served: int) -> bool:
+        """Whether the run saves more than fetching its rows from the host costs."""
+        cost = self._query.options.cost
+        num_rows = 0 if cost is None else self._query.rows.num_to_fetch(run.donor, run.donor_start, run.donor_end)
+        if cost is None or not num_rows:
+            return True
+        gap_start = None if run.target_start == served else run.target_end
+        return cost.saves(run.num_tokens, gap_start) > num_rows * cost.fetched_token_us
+
+    def _reason(self, found: Candidate) -> DropReason:
+        """Why a span has too few tokens."""
+        sink = self._limits.sink
+        at_sink = sink > 0 and sink in (found.start, found.start - found.shift)
+        return DropReason.SINK if at_sink else DropReason.BELOW_MIN_RUN
+
+    def _count(self, reason: DropReason) -> None:
+        self._dropped[reason] += 1
+
+
+def node_before(node: Node, end: int) -> Node:
+    """The node on the path to `node` with the token before `end`."""
+    while node.start >= end:
+        assert node.parent is not None
+        node = node.parent
+    return node
