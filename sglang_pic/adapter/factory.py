@@ -35,6 +35,7 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.rows import ON_DEVICE
 from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.hooks import apply_hooks
@@ -124,8 +125,8 @@ def _serve(ctx: BuildContext, parts: Parts) -> None:
     """Plan with the rows that features found, test that on the live model, and hook the scheduler."""
     live, stations, config = parts.live, parts.stations, parts.stations.config
     certificate, host = certify(ctx, config, live.splicer, stations.labels), stations.features.find(HostTier)
-    cost, windows = parts.cost if host is None else host.cost, WindowRowsInTree.make(parts.tree, live.splicer.view)
-    planned = Planning(stations, live.limits, cost, host, windows)
+    cost, tier = (parts.cost, ON_DEVICE) if host is None else (host.cost, host)
+    planned = Planning(stations, live.limits, cost, tier, WindowRowsInTree.make(parts.tree, live.splicer.view))
     tested = check_answers(ctx, config, live, planned.max_gaps, stations.labels)
     reports: dict[str, Callable[[], msgspec.Struct]] = {
         "faults": stations.faults.report,

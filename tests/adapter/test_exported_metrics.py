@@ -15,6 +15,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve import forward, frontend, publish
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.rows import ON_DEVICE
 from tests.helpers.builders import Server, make_planning
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
@@ -66,7 +67,7 @@ def test_splices_are_timed_once_the_server_serves(registry: Any) -> None:
     splicer: Any = SimpleNamespace(splice=lambda *_: None)
     path = ForwardPath(splicer, Features(), None, (), Series(forward.METRICS, LABELS))  # type: ignore[arg-type]
     moved = SimpleNamespace(src=None, dst=None, shifts=None, windows=None)
-    gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), host=None)
+    gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), tier=ON_DEVICE)
     for is_trial in (True, False):
         path._move(gap, is_trial=is_trial)
     assert registry.get_sample_value("sglang:pic_splice_seconds_count", LABELS) == 1

@@ -18,8 +18,9 @@ from pic_bench.probe_plugin.recorder import Recorder
 from pic_bench.probe_plugin.row_watch import RowWatch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_pic.adapter.serve.gap_batch import Splice, build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.rows import Splice
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, SplicedRows
 from sglang_pic.core import Path, Plan, Run, as_tokens
 from sglang_pic.runtime.views import PoolKind, PoolView

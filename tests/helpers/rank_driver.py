@@ -44,7 +44,7 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.planning import Limits
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.rows import Piece, Place
+from sglang_pic.adapter.serve.rows import ON_DEVICE, Piece, Place
 from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
@@ -155,7 +155,7 @@ class Rank:
                 for pool in filter(None, (self.host_pool, self.host_pool.beside)):
                     pool.decode = _decoded
                 attach_store(self.tree, host.store)
-        form = {"limits": Limits(32, 1 << 24), "cost": COST, "host": stations.features.find(HostTier)}
+        form = {"limits": Limits(32, 1 << 24), "cost": COST, "tier": stations.features.find(HostTier) or ON_DEVICE}
         self.planning = make_planning(stations, windows=windows, **form)
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:

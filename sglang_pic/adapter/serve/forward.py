@@ -35,9 +35,8 @@ from sglang_pic.adapter.probe.gathered import set_token_counts
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Recovery
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.gap_batch import GapBatch, Splice, build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
-from sglang_pic.adapter.serve.rows import HostRows
 from sglang_pic.adapter.serve.state import PendingSplice, needs_whole_batch
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
@@ -264,26 +263,9 @@ class ForwardPath:
         stream. Rows on the host are unlocked when they have been read.
         """
         try:
-            if gap.host is not None:
-                gap.host.wait_for_loads(_device_module(self.splicer).current_stream(), gap.donors)
-            for splicer in (self.splicer, *self._draft_splicers):
-                splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts, gap.splice.windows)
-            if gap.fetch is not None:
-                self._fetch(gap.fetch, gap.host, gap.locks)
+            gap.tier.read(gap, (self.splicer, *self._draft_splicers))
         finally:
             gap.locks.close()
-
-    def _fetch(self, fetch: Splice, host: HostRows | None, locks: ExitStack) -> None:
-        assert host is not None, "rows are found on the host where there is one"
-        events = _device_module(self.splicer).Event
-        started, finished = events(), events()
-        started.record()
-        try:
-            for splicer in (self.splicer, *self._draft_splicers):
-                splicer.fetch(fetch.src, fetch.dst, fetch.shifts, fetch.windows)
-        finally:
-            finished.record()
-            host.hold(locks.pop_all(), len(fetch.dst), (started, finished))
 
     def _logits_metadata(self, original: Callable[..., Any], cls: type, forward_batch: ForwardBatch) -> Any:
         gap = self._running

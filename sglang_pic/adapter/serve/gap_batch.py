@@ -26,22 +26,11 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 
 from sglang_pic.adapter.probe.copies import to_device
-from sglang_pic.adapter.serve.rows import HostRows, OnDevice, Piece, Place
+from sglang_pic.adapter.serve.rows import ON_DEVICE, OnDevice, Piece, Place, RowTier, Splice
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner
 
 _C = TypeVar("_C")
-
-
-@dataclass(slots=True)
-class Splice:
-    """The rows to copy before the pass, as `Splicer.splice` takes them, or `Splicer.fetch`: all are `[num_tokens]`."""
-
-    src: torch.Tensor
-    """On the pool's device; of the host's pool in host memory, likewise `windows`."""
-    dst: torch.Tensor
-    shifts: torch.Tensor
-    windows: torch.Tensor | None = None
 
 
 class _Columns(NamedTuple, Generic[_C]):
@@ -87,8 +76,8 @@ class GapBatch:
     """What is read from the host."""
     donors: list[OnDevice] = field(default_factory=list)
     """The donors' rows on the device."""
-    host: HostRows | None = None
-    """The donors' rows on the host; on servers with HiCache."""
+    tier: RowTier = ON_DEVICE
+    """Reads the donors' rows."""
 
     @contextmanager
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
@@ -261,7 +250,7 @@ def build_gap_batch(
         start_lens=logprob_starts,
         locks=locks,
         donors=[piece.on_device for piece, _ in placed if piece.on_device is not None],
-        host=next((splice.host for splice in pending if splice is not None), None),
+        tier=next((splice.tier for splice in pending if splice is not None), ON_DEVICE),
     )
 
 

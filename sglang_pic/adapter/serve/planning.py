@@ -10,7 +10,7 @@ from sglang_pic.adapter.namespace import Namespace, without_lane
 from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.modes import logprob_start
 from sglang_pic.adapter.serve.resolve import TreeRows
-from sglang_pic.adapter.serve.rows import HostRows, WindowRows
+from sglang_pic.adapter.serve.rows import ON_DEVICE, RowTier, WindowRows
 from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState, tree_namespace
 from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.sglang.seams import Req, Tree
@@ -46,7 +46,7 @@ class Planning:
         stations: the operator's settings, the chunk index, and which requests may reuse its donors.
         limits: of the model and its attention backend.
         cost: measured costs, or `None` to take every run that is long enough.
-        host: rows in host memory, on servers with HiCache.
+        tier: where rows are beside the device.
         windows: rows of layers with sliding windows, if these have a pool of their own.
     """
 
@@ -55,12 +55,12 @@ class Planning:
         stations: Stations,
         limits: Limits,
         cost: CostModel | None = None,
-        host: HostRows | None = None,
+        tier: RowTier = ON_DEVICE,
         windows: WindowRows | None = None,
     ) -> None:
         self._config, self._index, self._media = stations.config, stations.index, stations.media
         self._eligibility, self._features = stations.eligibility, stations.features
-        self.limits, self.cost, self._host, self._windows = limits, cost, host, windows
+        self.limits, self.cost, self._tier, self._windows = limits, cost, tier, windows
         self._series = stations.series(METRICS)
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(self._config.max_gaps, limits.max_sequences))
@@ -100,7 +100,7 @@ class Planning:
         if is_short or state.is_faulty or state.options.pin is not None or self._eligibility.refusal(req) is not None:
             return
         pinned_len = self._features.pinned_len(state)
-        rows = TreeRows(tree, self._index.names, self._host, self._windows, media=self._media, pinned_len=pinned_len)
+        rows = TreeRows(tree, self._index.names, self._tier, self._windows, media=self._media, pinned_len=pinned_len)
         tokens = tokens_of(req)
         options = PlanOptions(
             policy=policy,
@@ -130,7 +130,7 @@ class Planning:
         pieces = [piece for run, shift in zip(plan.runs, shifts, strict=True) for piece in rows.pieces(run, shift)]
         locks = rows.transfer_locks([run.donor for run in plan.runs])
         if plan.runs:
-            state.pending = PendingSplice(plan, pieces, locks, self._host)
+            state.pending = PendingSplice(plan, pieces, locks, self._tier)
 
     def _best_plan(self, req: Req, rows: TreeRows, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
         plans = [

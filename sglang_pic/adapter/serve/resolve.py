@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.media import TextOnly
-from sglang_pic.adapter.serve.rows import HostRows, OnHost, Piece, WindowRows, cut_pieces
+from sglang_pic.adapter.serve.rows import OnHost, Piece, RowTier, WindowRows, cut_pieces
 from sglang_pic.adapter.sglang.seams import Tree
 from sglang_pic.core import Path, RowNames, RowSource, Run, Span, intersect_spans, subtract_spans
 
@@ -50,13 +49,13 @@ class TreeRows(RowSource):
         self,
         tree: Tree,
         names: RowNames,
-        host: HostRows | None = None,
+        tier: RowTier,
         windows: WindowRows | None = None,
         *,
         media: TextOnly | None = None,
         pinned_len: Callable[[Path], int] | None = None,
     ) -> None:
-        self._tree, self._names, self._host, self._windows = tree, names, host, windows
+        self._tree, self._names, self._tier, self._windows = tree, names, tier, windows
         self._media, self._pinned_len = media or TextOnly(), pinned_len
         self._found: dict[Path, _Resident] = {}
 
@@ -82,7 +81,7 @@ class TreeRows(RowSource):
         assert isinstance(namespace, Namespace), "publication.py names namespaces"
         key = RadixKey(self._media.ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
-        on_host = OnHost(result.last_device_node) if self._host is None else self._host.find(result)
+        on_host = self._tier.find(result)
         # NOTE: most candidates are left out of the plan, and collecting slots is work for the device.
         (on_path,) = self._tree.tree_core.collect_path_info([on_host.node])
         num_here = sum(each.full_value_len or 0 for each in on_path)
@@ -91,7 +90,7 @@ class TreeRows(RowSource):
         holes: Sequence[Span] = ()
         if self._windows is not None:
             holes = self._windows.holes(key, num_rows)
-            if holes and self._host is not None:
+            if holes and self._tier.has_host:
                 there, nodes = self._windows.on_host(result.best_match_node, holes)
                 on_host = on_host._replace(nodes=[*on_host.nodes, *nodes], windows=there)
                 holes = subtract_spans(holes, [(each.start, each.end) for each in there])
@@ -103,18 +102,13 @@ class TreeRows(RowSource):
 
     def _lock(self, found: OnHost) -> Callable[[], object]:
         """Lock the rows of a match, on the device and on the host; returns the function that unlocks them."""
-        unlock = partial(self._tree.unlock, self._tree.lock(found.node))
-        if self._host is None or not found.nodes:
-            return unlock
         with ExitStack() as locks:
-            locks.callback(unlock)
-            self._host.lock(found, locks)
+            locks.callback(self._tree.unlock, self._tree.lock(found.node))
+            self._tier.lock(found, locks)
             return locks.pop_all().close
 
     def num_to_fetch(self, path: Path, start: int, end: int) -> int:
         """How many rows of a resident span are on the host, or their window rows."""
-        if self._host is None:
-            return 0
         found = self._found[path]
         in_windows = sum(each.num_within(start, end) for each in found.on_host.windows)
         return max(in_windows, end - max(start, min(end, found.num_here)))

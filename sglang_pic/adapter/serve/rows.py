@@ -1,16 +1,18 @@
 """Where the rows of a donor's path are: on the device, on the host, in a pool for sliding windows.
 
-A path in the tree has rows on the device up to some token. `HostRows` has the rows after it in host memory,
-`WindowRows` those of layers with sliding windows in a pool of their own. A `Piece` is what a plan takes of them.
+A path in the tree has rows on the device up to some token. On servers with HiCache the `RowTier` has those after it in
+host memory, `WindowRows` those of layers with sliding windows in a pool of their own. A `Piece` is what a plan takes of
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
 
@@ -18,6 +20,8 @@ from sglang_pic.core import Run, Span
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    from sglang_pic.runtime.splice import Splicer
 
 
 _NO_SLOTS: Final = torch.empty(0, dtype=torch.int64)
@@ -121,23 +125,50 @@ def cut_pieces(
     return pieces
 
 
-class HostRows(Protocol):
-    """Rows in host memory, which a splice reads directly."""
+@dataclass(slots=True)
+class Splice:
+    """The rows to copy before the pass, as `Splicer.splice` takes them, or `Splicer.fetch`: all are `[num_tokens]`."""
+
+    src: torch.Tensor
+    """On the pool's device; of the host's pool in host memory, likewise `windows`."""
+    dst: torch.Tensor
+    shifts: torch.Tensor
+    windows: torch.Tensor | None = None
+
+
+class Reads(Protocol):
+    """What a pass reads of donors' rows."""
+
+    splice: Splice
+    """From the device."""
+    fetch: Splice | None
+    """From the host."""
+    donors: list[OnDevice]
+    """The rows of `splice`."""
+    locks: ExitStack
+    """Of all of them."""
+
+
+class RowTier:
+    """Where rows are beside the device: nowhere; HiCache adds host memory (`HostTier`)."""
+
+    has_host: ClassVar[bool] = False
 
     def find(self, match: Any) -> OnHost:
         """The rows on the host of a match of the tree, without `windows`."""
+        return OnHost(match.last_device_node)
 
     def lock(self, found: OnHost, locks: ExitStack) -> None:
-        """Lock the rows until `locks` is closed."""
+        """Lock the rows on the host until `locks` is closed."""
 
-    def wait_for_loads(self, stream: Any, donors: Sequence[OnDevice]) -> None:
-        """Have a stream wait for loads that write the rows of donors, which are locked, on the device."""
+    def read(self, reads: Reads, splicers: Sequence[Splicer]) -> None:
+        """Queue the copy of a pass's donors on the current stream; may take over their locks."""
+        for splicer in splicers:
+            splicer.splice(reads.splice.src, reads.splice.dst, reads.splice.shifts, reads.splice.windows)
 
-    def hold(self, locks: ExitStack, num_tokens: int, events: tuple[Any, Any]) -> None:
-        """Close `locks`, of the donors that are read, when the work of the current stream is done on all ranks.
 
-        The work fetches `num_tokens` rows between two `events`, recorded before and after it.
-        """
+ON_DEVICE: Final = RowTier()
+"""The tier of servers without HiCache."""
 
 
 class WindowRows(Protocol):

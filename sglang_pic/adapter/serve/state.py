@@ -14,7 +14,7 @@ from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.adapter.serve.rows import HostRows, Piece, Place
+from sglang_pic.adapter.serve.rows import ON_DEVICE, Piece, Place, RowTier
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import DropReason, Exactness, Plan, Reason, Span
 
@@ -38,8 +38,8 @@ class PendingSplice:
     """Of its runs, ascending."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Locks on the donors' rows; closed when the copy is queued or the plan is dropped."""
-    host: HostRows | None = None
-    """The rows in host memory, on servers with HiCache."""
+    tier: RowTier = ON_DEVICE
+    """Reads the rows."""
 
     @classmethod
     def on_device(cls, plan: Plan, slots: Sequence[torch.Tensor]) -> PendingSplice:

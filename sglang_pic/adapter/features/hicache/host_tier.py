@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
 from sglang_pic.adapter.features.parts import Parts
@@ -25,11 +26,12 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.extend import on_forward_stream
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
-from sglang_pic.adapter.serve.rows import OnDevice, OnHost
+from sglang_pic.adapter.serve.rows import OnDevice, OnHost, Reads, RowTier, Splice
 from sglang_pic.adapter.sglang.seams import BuildContext, Tree
 from sglang_pic.adapter.startup.calibration import calibrate_fetch
 from sglang_pic.core import CostModel, Tokens, as_tokens
 from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
+from sglang_pic.runtime.splice import Splicer
 
 
 class BackedPath(NamedTuple):
@@ -45,8 +47,8 @@ class BackedPath(NamedTuple):
     """SGLang's key of each page."""
 
 
-class HostTier(Feature):
-    """The host of a tree with HiCache; the `HostRows` of its server.
+class HostTier(Feature, RowTier):
+    """The host of a tree with HiCache.
 
     Args:
         tree: SGLang's tree, whose controller is attached.
@@ -57,6 +59,7 @@ class HostTier(Feature):
     """
 
     fault = Fallback.FAULT_STORE
+    has_host = True
 
     def __init__(
         self,
@@ -120,7 +123,26 @@ class HostTier(Feature):
         for node in found.nodes:
             locks.callback(core.dec_host_lock_ref, node, core.inc_host_lock_ref(node).to_dec_params())
 
+    def read(self, reads: Reads, splicers: Sequence[Splicer]) -> None:
+        device = torch.get_device_module(splicers[0].view.device)
+        self.wait_for_loads(device.current_stream(), reads.donors)
+        super().read(reads, splicers)
+        if reads.fetch is not None:
+            self._fetch(reads.fetch, splicers, reads.locks, (device.Event(), device.Event()))
+
+    def _fetch(self, fetch: Splice, splicers: Sequence[Splicer], locks: ExitStack, events: tuple[Any, Any]) -> None:
+        """Copy rows of the host between two events, and keep their locks until the second one."""
+        started, finished = events
+        started.record()
+        try:
+            for splicer in splicers:
+                splicer.fetch(fetch.src, fetch.dst, fetch.shifts, fetch.windows)
+        finally:
+            finished.record()
+            self.hold(locks.pop_all(), len(fetch.dst), events)
+
     def wait_for_loads(self, stream: Any, donors: Sequence[OnDevice]) -> None:
+        """Have a stream wait for loads that write the rows of donors, which are locked, on the device."""
         # The tree has donors' slots before their rows are written. SGLang's passes wait for other loads layer by layer.
         acks = self._tree.cache_controller.ack_load_queue
         read = {node for donor in donors for node in self._nodes(*donor)} if acks else set()
@@ -143,6 +165,10 @@ class HostTier(Feature):
         return {info.node_id for info in path if info.path_start < end and start < info.path_end}
 
     def hold(self, locks: ExitStack, num_tokens: int, events: tuple[Any, Any]) -> None:
+        """Close `locks`, of the donors that are read, when the work of the current stream is done on all ranks.
+
+        The work fetches `num_tokens` rows between two `events`, recorded before and after it.
+        """
         from sglang.srt.managers.cache_controller import HiCacheAck
 
         started, finished = events

@@ -31,8 +31,7 @@ from sglang_pic.adapter.features.hicache.hicache_tree import NO_STORE, HiCacheTr
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.hicache.store import StoreTier
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.gap_batch import Splice
-from sglang_pic.adapter.serve.rows import OnDevice, OnHost, Place, WindowsOnHost, cut_pieces
+from sglang_pic.adapter.serve.rows import OnDevice, OnHost, Place, Splice, WindowsOnHost, cut_pieces
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
@@ -365,7 +364,7 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     path, locks = make_path(splicer, draft), ExitStack()
     locks.callback(seen.append, "unlocked")
     moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
-    whole: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), donors=[OnDevice(2, 5, 15)], host=tier)
+    whole: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), donors=[OnDevice(2, 5, 15)], tier=tier)
     with pytest.MonkeyPatch.context() as patch:
         stream = SimpleNamespace(wait_event=seen.append)
         patch.setattr(torch.cpu, "current_stream", lambda: stream)
@@ -374,7 +373,7 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     seen.clear()
     fetch: Any = SimpleNamespace(src=None, dst=range(5), shifts=None, windows=None)
     queue.clear()
-    path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[], host=tier))  # type: ignore[arg-type]
+    path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[], tier=tier))  # type: ignore[arg-type]
     tier.unlock_read()
     assert seen == ["spliced", "fetched", "fetched the draft's"]
     (ack,) = queue
