@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from pic_traces.encode import load_encoder
 from pic_traces.encode.encoded import Encoder
-from pic_traces.session import Session
+from pic_traces.session import Call
 from pic_traces.source import short_name
 from tqdm import tqdm
 
@@ -26,9 +26,9 @@ from pic_bench.report.markdown import Table
 from pic_bench.serving import generate, serving
 from pic_bench.study_command import Finding, Result, Study, at_least, result_of
 from sglang_pic.census.inputs import read_sessions
-from sglang_pic.census.outcome import Outcome
-from sglang_pic.census.pools import PoolCurve
-from sglang_pic.census.simulate import simulate
+from sglang_pic.census.outcome import CallRef
+from sglang_pic.census.simulate import Cache, in_turns
+from sglang_pic.core import CoreConfig
 
 _CONFIG: Final = '{"cost_gate": "off", "audit_rate": 0}'
 _MOST_APART: Final = 0.03
@@ -72,24 +72,16 @@ STUDY.add("--longest", type=at_least(1), default=4096, metavar="N", help="leave 
 
 @STUDY.measures
 def main(args: argparse.Namespace, logs: Path) -> Finding:
-    """Count each set, and send it to a server with each pool."""
+    """Send each set to a server with each pool, and count it."""
     encoder = load_encoder(args.model)
-    counted = {}
-    for trace in args.traces:
-        sessions = list(_sessions(trace, encoder, args))
-        outcomes, curve = [], PoolCurve()
-        served = simulate([(trace, sessions)], encoder, side_by_side=args.sessions)
-        for outcome in islice(served, args.limit_calls):
-            curve.observe(outcome)
-            outcomes.append(outcome)
-        counted[trace] = outcomes, curve
+    calls = {trace: list(_calls(trace, encoder, args)) for trace in args.traces}
     (arm,) = build_arms(["pic"], server_args=(), pic_config=_CONFIG)
     compared = []
     for pool in args.pools:
         with serving(args.model, arm, logs, flags=("--max-total-tokens", str(pool))) as server:
-            for trace, (outcomes, curve) in counted.items():
+            for trace, sent in calls.items():
                 server.post("/flush_cache", {})
-                compared.append(_compare(short_name(trace), pool, outcomes, curve, server))
+                compared.append(_compare(trace, pool, sent, encoder, server))
     result = result_of(PoolsResult, args, compared=compared)
     header = ["set", "pool", "calls", "prefix counted", "served", "spliced counted", "served"]
     rows = []
@@ -99,34 +91,40 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
     return Finding(result, Table(header, rows), exit_code=int(any(one.apart > _MOST_APART for one in compared)))
 
 
-def _sessions(trace: str, encoder: Encoder, args: argparse.Namespace) -> Iterator[Session]:
-    """The sessions with the calls that are sent, without their answers."""
+def _calls(trace: str, encoder: Encoder, args: argparse.Namespace) -> Iterator[Call]:
+    """The calls in their order, without their answers."""
+    sessions = []
     for session in read_sessions(trace, None):
         specs = [
             msgspec.structs.replace(spec, completion=None)
             for spec, call in zip(session.specs, session.calls(), strict=True)
             if len(encoder.encode(call).tokens) <= args.longest
         ]
-        yield msgspec.structs.replace(session, specs=specs)
+        sessions.append(msgspec.structs.replace(session, specs=specs))
+    return islice(in_turns(sessions, args.sessions), args.limit_calls)
 
 
-def _compare(trace: str, pool: int, outcomes: list[Outcome], curve: PoolCurve, server: Server) -> Compared:
-    prompts = [outcome.encoded.tokens.tolist() for outcome in outcomes]
-    sent = tqdm(prompts, f"{trace}, {pool:,} tokens", file=sys.stderr, mininterval=10)
-    answers = [generate(server, prompt, max_new_tokens=1, with_logprobs=False) for prompt in sent]
-    total = sum(map(len, prompts))
-    spliced = sum(answer.spliced_tokens for answer in answers)
-    prefix = sum(answer.cached_tokens for answer in answers) - spliced
-    prefix_counted, spliced_counted = curve.hits(pool)
+def _compare(trace: str, pool: int, calls: list[Call], encoder: Encoder, server: Server) -> Compared:
+    cache = Cache(CoreConfig(), encoder, pool=pool)
+    prompt = prefix = spliced = prefix_served = spliced_served = 0
+    for number, call in enumerate(tqdm(calls, f"{short_name(trace)}, {pool:,}", file=sys.stderr, mininterval=30)):
+        encoded = encoder.encode(call)
+        outcome = cache.serve(CallRef(number, trace, call.session_id, call.index), call.agent, encoded)
+        answer = generate(server, encoded.tokens.tolist(), max_new_tokens=1, with_logprobs=False)
+        prompt += len(encoded.tokens)
+        prefix += outcome.prefix_len
+        spliced += outcome.num_chunk_hit
+        prefix_served += answer.cached_tokens - answer.spliced_tokens
+        spliced_served += answer.spliced_tokens
     return Compared(
-        trace=trace,
+        trace=short_name(trace),
         pool=pool,
-        calls=len(prompts),
-        prompt_tokens=total,
-        prefix_counted=prefix_counted / total,
-        prefix_served=prefix / total,
-        spliced_counted=spliced_counted / total,
-        spliced_served=spliced / total,
+        calls=len(calls),
+        prompt_tokens=prompt,
+        prefix_counted=prefix / prompt,
+        prefix_served=prefix_served / prompt,
+        spliced_counted=spliced / prompt,
+        spliced_served=spliced_served / prompt,
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pic_traces.encode.encoded import EncodedCall, Tokens
 
-from sglang_pic.core import Context, Path, Span
+from sglang_pic.core import Context, Span
 
 EXPECTED_LEN = 4096
 """Most tokens of `Outcome.expected`: enough to show a break and to measure an insertion or a removal."""
@@ -71,8 +71,6 @@ class Outcome:
     prefix_len: int
     """At most the prompt's length minus one, because the last token is always computed."""
     runs: tuple[RunSpan, ...]
-    donors: tuple[Path, ...]
-    """The path of each run's donor, from its first token on."""
     neighbor: CallRef | None
     """The latest of the earlier calls whose paths (prompt and answer) share the longest prefix with this prompt; None
     if no path begins with the prompt's first token."""

@@ -1,4 +1,4 @@
-"""An unlimited prefix cache that records which call stored each token; calls are numbers."""
+"""A prefix cache that records which call stored each token; calls are numbers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,18 @@ class Match(NamedTuple):
 
 
 class PrefixTree:
-    """The paths of all calls so far. Memory grows with distinct tokens; every method costs O(tokens given)."""
+    """The paths of all calls so far, or those in a KV pool: SGLang's LRU tree with pages of one token.
 
-    def __init__(self) -> None:
-        self._trie = Trie(None, OrderedDict(), itertools.count())
+    Memory grows with distinct tokens; every method costs O(tokens given).
+
+    Args:
+        pool: tokens that the tree holds after an insertion, if that evicts; None for no limit.
+    """
+
+    def __init__(self, pool: int | None = None) -> None:
+        self._pool, self._num_tokens = pool, 0
+        self._ages: OrderedDict[int, Node] = OrderedDict()
+        self._trie = Trie(None, self._ages, itertools.count())
         # Indexed by a node's serial, which counts from 0: the call that stored the node, the latest call whose
         # path goes through it, and the token with which that path goes on.
         self._appender: list[int] = []
@@ -37,7 +45,7 @@ class PrefixTree:
 
     def match(self, prompt: Tokens) -> Match:
         """The longest stored prefix of `prompt`, and how its latest path continues."""
-        node, stored = self._trie.walk(prompt)
+        node, stored = self._find(prompt)
         if stored == 0:
             return Match(0, None, np.empty(0, dtype=np.int32))
         prefix_len = min(stored, len(prompt) - 1)
@@ -60,13 +68,20 @@ class PrefixTree:
         if stored < len(path):
             node = self._trie.append(node, path[stored:])
             self._note(node, appender=call)
+            self._num_tokens += len(node.tokens)
+        leaf = node
         onward = _ENDS
         while node.parent is not None:
             self._latest[node.serial] = call
             self._onward[node.serial] = onward
             onward = int(node.tokens[0])
             node = node.parent
+        self._evict(leaf)
         return stored
+
+    def num_resident(self, path: Tokens) -> int:
+        """How many leading tokens of a path are in the pool; they are touched."""
+        return self._find(path)[1]
 
     def appender(self, path: Tokens, position: int) -> int:
         """The call that first stored `path[: position + 1]`, which must be in the tree."""
@@ -74,11 +89,31 @@ class PrefixTree:
         assert stored == position + 1, f"position {position} of a path that is stored up to {stored}"
         return self._appender[node.serial]
 
+    def _find(self, path: Tokens) -> tuple[Node, int]:
+        """As `Trie.walk`; in a pool the found tokens are touched."""
+        node, stored = self._trie.walk(path)
+        if self._pool is not None:
+            if 0 < stored < node.end:
+                self._split(node, stored)
+            self._trie.touch([node])
+        return node, stored
+
+    def _evict(self, youngest: Node) -> None:
+        """Touch the path to `youngest`, and remove the oldest leaves until the rest fits."""
+        if self._pool is None:
+            return
+        self._trie.touch([youngest])
+        while self._num_tokens > self._pool:
+            oldest = next(iter(self._ages.values()))
+            self._num_tokens -= len(oldest.tokens)
+            self._trie.remove(oldest)
+
     def _follow(self, node: Node, start: int) -> Tokens:
         """The latest path through `node`, from `start` in it on."""
         parts = [node.tokens[start - node.start :][:EXPECTED_LEN]]
         missing = EXPECTED_LEN - len(parts[0])
-        while missing and (first := self._onward[node.serial]) != _ENDS:
+        # In a pool the path may have been evicted from its end.
+        while missing and (first := self._onward[node.serial]) in node.children:
             node = node.children[first]
             parts.append(node.tokens[:missing])
             missing -= len(parts[-1])

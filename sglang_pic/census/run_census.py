@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         elif census.files:
             print(render(census, config))
         if args.picture and census.pools is not None:
-            write_whole(Path(args.picture), picture(survey.curve, census.pools, args.pool).encode())
+            write_whole(Path(args.picture), picture(census.pools).encode())
     return 0
 
 

@@ -27,6 +27,7 @@ from sglang_pic.core import (
     DropReason,
     Exactness,
     Lexicon,
+    Path,
     PlanOptions,
     RowSource,
     Run,
@@ -100,22 +101,25 @@ def in_turns(sessions: Iterable[Session], side_by_side: int) -> Iterator[Call]:
 
 
 class Cache:
-    """The exact prefixes and the chunks of all calls so far; nothing is evicted.
+    """The exact prefixes and the chunks of all calls so far, or those in a KV pool.
 
     Args:
-        config: the server's settings; its bounds on the index do not apply here.
+        config: the server's settings; its bounds on the index apply to a pool only.
         encoder: made the calls' tokens.
+        pool: tokens of the KV pool; without it nothing is evicted.
     """
 
-    def __init__(self, config: CoreConfig, encoder: Encoder) -> None:
+    def __init__(self, config: CoreConfig, encoder: Encoder, pool: int | None = None) -> None:
         server = PicConfig()
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
-        config = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
+        if pool is None:
+            config = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
         self.encoder = encoder
         self._lexicon = Lexicon()
         self.index = ContentIndex(config, lexicon=self._lexicon)
-        self.prefixes = PrefixTree()
-        self._plan = partial(self.index.plan, NAMESPACE, rows=RowSource(), options=options)
+        self.prefixes = PrefixTree(pool)
+        rows = RowSource() if pool is None else _RowsInPool(self.prefixes)
+        self._plan = partial(self.index.plan, NAMESPACE, rows=rows, options=options)
         self._refs: dict[int, CallRef] = {}
 
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
@@ -137,7 +141,6 @@ class Cache:
             prefix_len=match.prefix_len,
             num_inherited=prefix.approximate_len,
             runs=runs,
-            donors=tuple(run.donor for run in plan.runs),
             neighbor=None if match.neighbor is None else self._refs[match.neighbor],
             expected=match.expected,
             changed_fields=changed_fields(plan, tokens, match.expected),
@@ -176,3 +179,13 @@ class Cache:
         # Where the guard cut a run, less than a seam may be computed.
         seam_len = min(run.seam_len, run.target_start - served)
         return RunSpan(run.target_start, run.target_end, run.shift, seam_len, self._refs[donor], run.context)
+
+
+class _RowsInPool(RowSource):
+    """The rows that a pool still has; what is asked for is touched."""
+
+    def __init__(self, prefixes: PrefixTree) -> None:
+        self._prefixes = prefixes
+
+    def num_resident(self, path: Path, end: int) -> int:
+        return self._prefixes.num_resident(path.tokens(end))

@@ -14,7 +14,7 @@ from pic_traces.session import Session
 from sglang_pic.census.hybrid import Hybrid
 from sglang_pic.census.inputs import read_sessions
 from sglang_pic.census.outcome import Outcome
-from sglang_pic.census.pools import PoolCurve
+from sglang_pic.census.pools import PoolCensus
 from sglang_pic.census.simulate import CacheScope, simulate
 from sglang_pic.census.states import StateRules
 from sglang_pic.census.tally import Census, Detail, FileCounts, Tally
@@ -51,8 +51,6 @@ class Survey:
     states: StateRules | None = None
     side_by_side: int = 1
     pool: int | None = None
-    curve: PoolCurve = field(default_factory=PoolCurve)
-    """Filled if there is a `pool`."""
     # Filled by `prepare`; block traces are not simulated.
     _blocks: dict[str, FileCounts] = field(default_factory=dict)
     _passed: dict[str, Passed] = field(default_factory=dict)
@@ -60,6 +58,11 @@ class Survey:
     _total: Tally = field(default_factory=Tally)
     _search: WindowSearch | None = None
     _hybrid: Hybrid | None = None
+    _pools: PoolCensus | None = None
+
+    def __post_init__(self) -> None:
+        if self.pool is not None:
+            self._pools = PoolCensus(self.pool, self.config, self.encoder, self.side_by_side)
 
     def prepare(self) -> int:
         """Read every file once to find errors before the long work; no text is kept.
@@ -97,8 +100,8 @@ class Survey:
                     encoded.path, prompt_len=len(encoded.tokens), prefix_len=outcome.stored_len
                 )
             hit = None if self._hybrid is None else self._hybrid.observe(outcome)
-            if self.pool is not None:
-                self.curve.observe(outcome)
+            if self._pools is not None:
+                self._pools.observe(outcome)
             self._tallies[outcome.ref.file].add(outcome, repeated, hit)
             self._total.add(outcome, repeated, hit)
             yield outcome
@@ -116,7 +119,7 @@ class Survey:
         if self._blocks:
             notes.append(f"{len(self._blocks)} block trace(s) left out of the sums: only their prefix hits are known")
         total = self._total.counts(self.encoder, "; ".join(notes) or None)
-        pools = None if self.pool is None else self.curve.result(self.pool)
+        pools = None if self._pools is None else self._pools.result()
         return Census(files=files, total=total, pools=pools)
 
     def _note(self, file: str) -> str | None:
@@ -134,8 +137,8 @@ class Survey:
                 self._search = self.make_search()
             if self.states is not None and (self._hybrid is None or self.scope is CacheScope.FILE):
                 self._hybrid = Hybrid(self.states)
-            if self.scope is CacheScope.FILE:
-                self.curve.begin_cache()
+            if self._pools is not None and self.scope is CacheScope.FILE:
+                self._pools.begin_cache()
             tally = self._tallies[file] = Tally()
             yield file, read_sessions(file, self.limit_sessions, reader=self.reader)
             tally.is_complete = True

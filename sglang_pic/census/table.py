@@ -9,7 +9,7 @@ from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from sglang_pic.census.pools import HOST_RATIO, KNEE, Pool, Pools
+from sglang_pic.census.pools import KNEE, Pool, Pools
 from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
@@ -153,25 +153,25 @@ def _states(total: Counts) -> list[str]:
 
 
 def _pools(found: Pools) -> list[RenderableType]:
-    def in_sessions(tokens: int) -> str:
-        return f"{tokens / found.session_tokens:.1f}"
-
     def row(pool: Pool) -> list[str]:
-        size = ["unlimited", ""] if pool.tokens is None else [f"{pool.tokens:,}", in_sessions(pool.tokens)]
-        new = found.prompt_tokens - pool.prefix_tokens - pool.chunk_tokens
-        counts = (pool.prefix_tokens, pool.chunk_tokens, new, pool.host_tokens)
-        return [*size, *(percent(ratio(count, found.prompt_tokens)) for count in counts)]
+        sessions = "" if pool.tokens is None else f"{pool.tokens / found.session_tokens:.1f}"
+        counts = (pool.prefix_tokens, pool.chunk_tokens, found.prompt_tokens - pool.hits, pool.host_tokens)
+        shares = (percent(ratio(count, found.prompt_tokens)) for count in counts)
+        return ["unlimited" if pool.tokens is None else f"{pool.tokens:,}", sessions, *shares]
 
     table = Table(box=None, pad_edge=False)
     for header in ("KV pool", "sessions", "prefix", "spliced", "new", "from the host"):
         table.add_column(header, justify="right")
     for pool in found.pools:
         table.add_row(*row(pool))
-    knee = f"{found.knee_tokens:,} tokens, as long as {in_sessions(found.knee_tokens)} sessions"
-    notes = [f"{KNEE:.0%} of an unlimited cache's hits need {knee}, each with its longest prompt."]
-    if found.refused_calls:
-        notes.append(f"A server with --pool refuses {found.refused_calls:,} calls, whose prompts are longer.")
-    title = f"The same by the KV pool's tokens; new tokens come from the host with HiCache, {HOST_RATIO} times the pool"
+    notes = []
+    if knee := found.knee:
+        each = f"{knee / found.side_by_side:,.0f} for each session side by side ({found.side_by_side})"
+        length = f"{knee / found.session_tokens:.1f} sessions' longest prompts"
+        notes = [f"{KNEE:.0%} of an unlimited cache's hits need about {knee:,.0f} tokens: {length}, {each}."]
+    if refused := max(pool.refused_calls for pool in found.pools):
+        notes.append(f"A server with --pool refuses {refused:,} calls, which are longer.")
+    title = "The same by the KV pool's tokens; new tokens come from the host with HiCache, twice the pool's rows"
     return [title, table, *notes, ""]
 
 
