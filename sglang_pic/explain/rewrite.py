@@ -18,7 +18,8 @@ import msgspec
 from pic_traces.session import Call, CallSpec, JsonValue, Message, Session
 
 RULES = {
-    "head": "text that differs between calls moves from the system prompt to the last message, when it changed",
+    "head": "text that differs between calls moves from the system prompt to the end of the last message, when it "
+    "changed, and in prompts of one message to its end",
     "tools": "tools keep the order in which they were first sent, and new ones are appended",
     "keys": "keys of tool schemas and of results keep their order",
     "results": "results of parallel tool calls keep the order in which they were first sent",
@@ -156,11 +157,14 @@ class Rewriter:
         self._count("keys", num_keys > 0)
         self._count("history", num_keys < len(pairs))
         last = max((n for n, one in enumerate(messages) if one.get("role") in ("user", "tool")), default=None)
-        if volatile and volatile != sent.last_volatile and last is not None:
+        is_whole = len(messages) == 1
+        if volatile and volatile != sent.last_volatile and last is not None and not is_whole:
             sent.appended[keyed[last]] = sent.last_volatile = volatile
         for index, key in enumerate(keyed):
             if key in sent.appended:
                 messages[index] = _appended(messages[index], sent.appended[key])
+        if volatile and is_whole:
+            messages = [_appended(messages[0], volatile)]
         if call.completion is not None:
             answer = (len(messages), _norm(call.completion))
             sent.first.setdefault(answer, call.completion)
@@ -173,7 +177,7 @@ class Rewriter:
         if text is None or head is None:
             return list(messages), ""
         stable = "".join(head.pieces)
-        if stable.strip() == text.strip():
+        if stable.strip() == text.strip() or (len(messages) == 1 and not stable.strip()):
             return list(messages), ""
         left = Counter(head.pieces)
         volatile = []
@@ -273,7 +277,8 @@ def _unstamped(text: str) -> str:
 
 def _system_text(messages: list[Message]) -> str | None:
     first = messages[0] if messages else {}
-    if first.get("role") not in ("system", "developer"):
+    # An agent that keeps no history has all of its prompt in one message.
+    if first.get("role") not in ("system", "developer", *(["user"] if len(messages) == 1 else [])):
         return None
     content = first.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):

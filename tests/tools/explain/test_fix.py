@@ -14,7 +14,7 @@ from pic_traces import Call, CallSpec, Message, Session, load
 from sglang_pic.cli import main
 from sglang_pic.core import CoreConfig
 from sglang_pic.explain.rewrite import RULES, Rewriter
-from tests.helpers.explain_fakes import serve
+from tests.helpers.explain_fakes import call_of, prose, serve
 from tests.helpers.explain_patterns import PATTERNS
 
 Capture = pytest.CaptureFixture[str]
@@ -119,9 +119,30 @@ def test_the_file_has_the_requests_and_the_report_says_what_for(tmp_path: Path, 
     assert not any("Current time" in str(call.messages[0]["content"]) for call in calls if len(call.messages) > 2)
     assert main(["fix", "sample:agents", "--quiet", "--out", str(out)]) == 2
     assert "exists; name another file, or replace it with --force" in capsys.readouterr().err
-    # What was rewritten has nothing left to mend.
-    assert main(["fix", str(out), "--quiet"]) == 0
+    # Without their clocks some prompts are one message, in which a list grows; then nothing is left to mend.
+    again = tmp_path / "again.jsonl"
+    assert main(["fix", str(out), "--quiet", "--out", str(again)]) == 0
+    assert f"11 of 30 calls: {RULES['head']}" in capsys.readouterr().out
+    assert main(["fix", str(again), "--quiet"]) == 0
     assert "These rules find nothing that would help" in capsys.readouterr().out
+
+
+def test_a_list_that_grows_in_prompts_of_one_message_moves_to_their_end() -> None:
+    """The rest of the message is a prefix hit then, and so is the list up to its new entry."""
+    rules, end = "Rules: " + prose(1), "Answer with one action. " + prose(2)
+    prompts = [
+        f"{rules}\n\n{json.dumps([{'step': n, 'seen': prose(10 + n)} for n in range(1, steps)])}\n\n{end}"
+        for steps in range(2, 6)
+    ]
+    calls = [call_of([{"role": "user", "content": text}], index=index) for index, text in enumerate(prompts)]
+    before = sessions_of(calls)
+    after, changed = rewritten(before)
+    assert changed == {"head": 4}
+    assert hits(after)[0] > hits(before)[0] + 0.1
+    for old, call in zip(prompts, after[0].calls(), strict=True):
+        new = str(call.messages[0]["content"])
+        assert sorted(filter(None, new.splitlines())) == sorted(filter(None, old.splitlines())), "lines stay whole"
+        assert new.endswith("]")
 
 
 def test_who_needs_no_plugin_is_told(tmp_path: Path, capsys: Capture) -> None:
