@@ -153,7 +153,7 @@ reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
 	$(BIN)/python -m pic_bench.pages.reference
 
 .PHONY: recipes
-recipes: setup ## ask of families and public recipes whether they start: MODELS.md and COMMANDS.md, minutes
+recipes: setup ## ask of families and public recipes whether they start: MODELS.md, minutes
 	$(BIN)/python -W ignore -m pic_bench.pages.starts
 
 .PHONY: study

@@ -138,33 +138,28 @@ def _lines() -> Iterator[str]:
     yield from table(shares[0], shares[1:]).splitlines()
     yield from (line for text in _ABOUT for line in ("", fill(" ".join(text.split()), 160, break_on_hyphens=False)))
     yield ""
-    reasons: dict[str, int] = {}
-    rows = [
-        [
-            family.name,
-            _percent(family.weight / total) if family.weight else "",
-            *("no" if answer.refused else answer.kind for answer in answers[family.name]),
-            _why(answers[family.name], reasons),
-        ]
-        for family in families
-    ]
-    cards = map(str.upper, _SHOWN_CARDS)
-    yield from table(["models", "share:", *cards, "flags to add, or the reason by number"], rows).splitlines()
+    groups: dict[str, list[str]] = {}
+    for family in families:
+        share = f" ({_percent(family.weight / total)})" if family.weight else ""
+        groups.setdefault(_said(answers[family.name]), []).append(f"{family.name}{share}")
+    for said, names in groups.items():
+        yield f"- **{said}**: {'; '.join(names)}"
     yield ""
-    yield from (f"{number}. {reason}" for reason, number in reasons.items())
-    yield ""
+    unsure: dict[str, list[str]] = {}
+    for family in families:
+        unsure.setdefault(family.unsure, []).append(family.name)
     yield "Not looked up again, so perhaps not as published:"
     yield ""
-    yield from (f"- {family.name}: {family.unsure}" for family in families if family.unsure)
+    yield from (f"- {what}: {'; '.join(names)}" for what, names in unsure.items() if what)
 
 
 _ABOUT: Final = (
     """`make recipes` wrote this page from the answers of `sglang-pic doctor`, with the arguments of SGLang's cookbook
-    on each family's configuration. *Splices* means that these checks pass. *Prefix only* means that SGLang's own cache
-    serves the model, as without the flag. No weights were read, and no GPU has run any of it. Start-up checks the rest
-    on the live model.""",
-    """A share is the family's part of the stored revisions of SGLang's cookbook pages (until October 2026), not of
-    running servers. A family without a share has no page.""",
+    ([flags](../bench/pic_bench/pages/families.toml)) on each family's configuration. *Splices* means that these checks
+    pass. *Prefix only* means that SGLang's own cache serves the model, as without the flag. No weights were read, and
+    no GPU has run any of it. Start-up checks the rest on the live model.""",
+    """A family's share is its part of the stored revisions of SGLang's cookbook pages (until October 2026), not of
+    running servers; a family without one has no page.""",
 )
 
 
@@ -172,13 +167,12 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def _why(answers: Sequence[Answer], reasons: dict[str, int]) -> str:
-    """The flags to add or the number of the first reason, with the cards if they differ; adds new reasons."""
+def _said(answers: Sequence[Answer]) -> str:
+    """The answers of all cards in words, once where they are one, each with the flags to add or its first reason."""
     cards: dict[str, list[str]] = {}
     for card, answer in zip(_SHOWN_CARDS, answers, strict=True):
-        reason = next(iter((*answer.refused, *answer.prefix_only)), None)
-        if why := answer.added if reason is None else str(reasons.setdefault(reason, len(reasons) + 1)):
-            cards.setdefault(why, []).append(card.upper())
+        reason = next(iter((*answer.refused, *answer.prefix_only)), answer.added)
+        cards.setdefault(f"{answer.kind}{f', {reason}' if reason else ''}", []).append(card.upper())
     if len(cards) == 1:
         return next(iter(cards))
-    return "; ".join(f"{', '.join(names)}: {why}" for why, names in cards.items())
+    return "; ".join(f"{', '.join(names)}: {said}" for said, names in cards.items())

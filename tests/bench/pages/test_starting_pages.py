@@ -1,4 +1,4 @@
-"""`MODELS.md` and `COMMANDS.md` are what `make recipes` writes today."""
+"""`MODELS.md` is what `make recipes` writes today."""
 
 from __future__ import annotations
 
@@ -8,51 +8,38 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
-from pic_bench.pages.starts import PAGES
+from pic_bench.pages import starts
+from pic_bench.pages.families import load_families
 
 from tests.conftest import ROOT
 
+CARDS = ("H100", "H200", "B200")
 
-def _write(name: str) -> str:
+
+def _write() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PAGES[name]()
+        return starts.page()
 
 
 @pytest.fixture(scope="module")
-def pages() -> dict[str, str]:
-    """All pages, from a process in which SGLang has not yet looked for its platform."""
+def page() -> str:
+    """From a process in which SGLang has not yet looked for its platform."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
-        return dict(zip(PAGES, executor.map(_write, PAGES, timeout=280), strict=True))
+        return executor.submit(_write).result(280)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_pages_are_current(name: str, pages: dict[str, str]) -> None:
-    assert pages[name] == (ROOT / "sglang_pic" / name).read_text(), "run `make recipes`"
-    assert "SGLang itself" not in pages[name], "flags that SGLang refuses without the plugin too"
+def test_the_page_is_current(page: str) -> None:
+    assert page == starts.FILE.read_text(), "run `make recipes`"
+    assert "SGLang itself" not in page, "flags that SGLang refuses without the plugin too"
 
 
-def cells(page: str) -> list[list[str]]:
-    """Of each line of the page's tables."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
-
-
-def test_every_family_counts_once(pages: dict[str, str]) -> None:
-    rows = cells(pages["MODELS.md"])
-    shares = [
-        [float(cell.removesuffix(" %")) for cell in row[1:]] for row in rows if row[0] in ("H100", "H200", "B200")
-    ]
+def test_every_family_counts_once(page: str) -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    shares = [[float(cell.removesuffix(" %")) for cell in row[1:]] for row in rows if row[0] in CARDS]
     assert [sum(share) for share in shares] == pytest.approx([100] * 3, abs=0.2)
-    assert sum(len(row) == 6 for row in rows) > 40
-
-
-def test_every_command_names_the_backend(pages: dict[str, str]) -> None:
-    """Whoever writes it has asked of each command whether start-up would refuse it."""
-    page = pages["COMMANDS.md"]
-    lines = [line for line in page.splitlines() if line.startswith("$ ")]
-    assert len(lines) == page.count("\n## ") - 1 > 10
-    assert all(" --radix-cache-backend pic" in line for line in lines)
-    assert len(lines) + len(cells(page)[2:]) > 30
+    listed = [name for line in re.findall(r"^- \*\*.+\*\*: (.+)$", page, re.MULTILINE) for name in line.split("; ")]
+    assert sorted(re.sub(r" \(\S+ %\)$", "", name) for name in listed) == sorted(each.name for each in load_families())
 
 
 def test_readme_counts_recipes_as_their_page_does() -> None:
