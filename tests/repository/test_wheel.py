@@ -29,8 +29,8 @@ PACKAGES = {
 REPOSITORY = "https://example.org/someone/project"
 LEFT_OUT = ("*.md", "sglang_pic/*.png", "sglang_pic/*.svg")
 """Pages of the repository and their pictures: nothing reads them where the wheel is installed."""
-NOTICES = "pic_traces/data/README.md"
-"""The page with the licences of the recordings, which must go wherever the recordings go."""
+NOTICES = "pic_traces/data/LICENSES.txt"
+"""The licences of the recordings, which must go wherever the recordings go."""
 NEEDS_SGLANG = ("model", "compare", "fidelity", "tune", "doctor")
 
 
@@ -66,7 +66,7 @@ def test_every_file_of_the_packages_is_in_the_wheel_but_pages(wheels: dict[str, 
         if path.is_file() and "__pycache__" not in path.parts
     }
     names = {name for name in zipfile.ZipFile(wheels[part]).namelist() if ".dist-info/" not in name}
-    left_out = {name for name in wanted if any(fnmatch(name, pattern) for pattern in LEFT_OUT)} - {NOTICES}
+    left_out = {name for name in wanted if any(fnmatch(name, pattern) for pattern in LEFT_OUT)}
     assert names == wanted - left_out
     assert {f"{package.rpartition('/')[2]}/py.typed" for package in PACKAGES[part]} <= names
 

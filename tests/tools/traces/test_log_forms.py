@@ -278,6 +278,7 @@ def shared_encoder() -> Encoder:
     return load_encoder(str(SHARED / "cases5/qwenlike"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_of_others_are_counted_or_named(name: str, shared_encoder: Encoder) -> None:
     expected = INPUTS[name]

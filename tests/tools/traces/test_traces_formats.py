@@ -269,7 +269,8 @@ def test_the_rule_takes_the_most_calls_and_then_the_fewest_tokens(tmp_path: Path
 
 
 def test_licences_travel_with_the_samples() -> None:
-    readme = (Path(pic_traces.__file__).parent / "data" / "README.md").read_text()
+    folder = Path(pic_traces.__file__).parent / "data"
+    readme = "".join((folder / name).read_text() for name in ("README.md", "LICENSES.txt"))
     for project in ("OpenDevin/OpenDevin", "sierra-research/tau-bench", "SWE-agent/mini-swe-agent", "Django"):
         assert project in readme
     assert "Permission is hereby granted" in readme
