@@ -47,8 +47,6 @@ class Difference(NamedTuple):
     before: Tokens
     """The donor's tokens directly before the field."""
     new: Span
-    old_start: int
-    """Where `old` begins on the donor's path."""
 
     @property
     def key(self) -> tuple[Span, bytes]:
@@ -165,7 +163,7 @@ class Aligner:
             return None
         old_start = old_end - len(old)
         before = tokens_before(node, old_start, min(_FLANK_TOKENS, old_start))
-        return Difference(old, before, (new_end - new_image, new_end), old_start)
+        return Difference(old, before, (new_end - new_image, new_end))
 
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
         """The lengths of a short difference that ends at these places, after equal text; None if there is none."""
@@ -213,7 +211,7 @@ class Aligner:
             before = taken[max(0, flank + old_from - _FLANK_TOKENS) : flank + old_from]
             new = new_start + new_from, new_start + new_to
             old = taken[flank + old_from : flank + old_to]
-            yield Difference(old, before, new, old_end - old_len + old_from)
+            yield Difference(old, before, new)
 
     def _parts(self, old: list[int], new: list[int]) -> list[tuple[Span, Span]]:
         """The unequal parts of a difference, as spans of both sides."""

@@ -19,7 +19,6 @@ import msgspec
 
 from sglang_pic.core import budget
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS, Aligner, Alignment, Difference
-from sglang_pic.core.key_order import KeyOrder
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.mentions import Mentions, find_mentions
 from sglang_pic.core.plan import Context, CostModel, DropReason, Run
@@ -69,12 +68,9 @@ class Guard:
         self._policy, self._tokens, self._lexicon, self._cost = policy, tokens, lexicon, cost
         self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
-        self._key_order = KeyOrder(tokens, lexicon) if lexicon is not None and policy.edit != "in_place" else None
         # Serial of a node -> the highest generation above it.
         self._above: dict[int, int] = {}
-        # Id of a field -> the field, which keeps the id, and whether its value is unchanged after all. NOTE: not by the
-        # field's value: another donor's text around the same value may differ.
-        self._judged: dict[int, tuple[Difference, bool]] = {}
+        self._of_messages: dict[tuple[Span, bytes], bool] = {}
         self._work = 0
         self._refused: list[Span] = []
         self.dropped: Counter[DropReason] = Counter()
@@ -165,19 +161,15 @@ class Guard:
         found = self._aligner.align(node, start, shift)
         if self._lexicon is None or not 0 < len(found.fields) <= MAX_ALIGNED_FIELDS:
             return found
-        fields = tuple(field for field in found.fields if not self._is_no_change(field, node, self._lexicon))
+        fields = tuple(field for field in found.fields if not self._is_of_messages(field, self._lexicon))
         return Alignment(Context.CHANGED, fields) if fields else Alignment(Context.MOVED)
 
-    def _is_no_change(self, field: Difference, node: Node, lexicon: Lexicon) -> bool:
-        """Whether no value changed: whole messages or their number differ, or only the order of keys."""
-        known = self._judged.get(id(field))
-        if known is None:
+    def _is_of_messages(self, field: Difference, lexicon: Lexicon) -> bool:
+        """Whether whole messages or their number differ, which is no value that changed."""
+        if field.key not in self._of_messages:
             sides = field.old, self._tokens[slice(*field.new)]
-            is_none = any(map(lexicon.has_message_break, sides)) or (
-                self._key_order is not None and self._key_order.alone_differs(field, node)
-            )
-            known = self._judged[id(field)] = field, is_none
-        return known[1]
+            self._of_messages[field.key] = any(map(lexicon.has_message_break, sides))
+        return self._of_messages[field.key]
 
     def _must_compute(self, fields: list[Difference]) -> list[Mentions]:
         """For each field the first position that names it, and the spans to compute because of it."""

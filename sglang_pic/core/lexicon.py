@@ -41,8 +41,6 @@ _SIGNS = re.compile(r"[\W_]+")
 # They join words: 18:27, 2026-01-05, 3.5, job_12, main.py.
 _JOINTS = "-_.:/@'+,"
 _NUMBER_SIGNS = ".,:-/"
-# In the text of a token with a part of a character.
-_NO_TEXT = "\ufffd"
 # Tokens of one word at most; longer ones are cut.
 _WORD_TOKENS = 24
 MESSAGE_BREAK = "\x1e\n"
@@ -86,8 +84,6 @@ class Lexicon:
         self._book = Book(none, places, nothing, none, places, zero, zero, zero, self._breaks)
         # For searches: zeros between them.
         self._heads = nothing
-        self._spelled: list[str] = []
-        self._depths = self._sums = np.zeros(1, dtype=np.int64)
         # The ids by their bare text, and the longest of these.
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
         self._longest = 0
@@ -116,13 +112,6 @@ class Lexicon:
         self._heads = np.zeros(len(self), np.int32)
         self._ways, self._ranks = {}, {}
         self._breaks = _append(self._breaks, ["\n" in text for text in added])
-        spelled = [
-            text if text and _NO_TEXT not in text else _name(token)
-            for token, text in enumerate(added, start=len(self._spelled))
-        ]
-        self._spelled += spelled
-        self._depths = _append(self._depths, [text.count("{") - text.count("}") for text in added])
-        self._sums = _append(self._sums, [sum(map(ord, filter(str.isalnum, text))) for text in spelled])
         text, folded_text = "".join(added), "".join(folded)
         signs = [text[: len(text) - len(word)] for text, word in zip(added, bare, strict=True)]
         self._book = Book(
@@ -140,19 +129,6 @@ class Lexicon:
     def text(self, tokens: Tokens) -> str:
         """The text of `tokens`; unknown ids have none."""
         return "".join(_text(self._texts, token) for token in tokens.tolist())
-
-    def spelling(self, tokens: Tokens) -> str:
-        """As `text`, with a unique name for each token that has no text or a part of a character."""
-        known = len(self)
-        return "".join([self._spelled[token] if 0 <= token < known else _name(token) for token in tokens.tolist()])
-
-    def depths(self, tokens: Tokens) -> npt.NDArray[np.int64]:
-        """For each token the braces that it opens less those that it closes."""
-        return self._depths.take(tokens, mode="clip")
-
-    def sums(self, tokens: Tokens) -> npt.NDArray[np.int64]:
-        """A number for each token's letters and digits; the sum of a text does not depend on their order."""
-        return self._sums.take(tokens, mode="clip")
 
     def line_start(self, tokens: Tokens, place: int, most: int) -> int:
         """The start of the line of `place`, at most `most` tokens before it."""
@@ -244,10 +220,6 @@ class Lexicon:
             known = _Written(_points(word).tobytes(), _kind(word[0]), _kind(word[-1]), tokens, rests)
             _remember(self._ways, word, known)
         return known
-
-
-def _name(token: int) -> str:
-    return f"{_NO_TEXT}{token};"
 
 
 def _remember(known: dict[str, _V], word: str, value: _V) -> None:

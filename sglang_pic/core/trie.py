@@ -183,14 +183,6 @@ def tokens_before(node: Node, end: int, length: int) -> Tokens:
     return np.concatenate(parts[::-1]) if parts else node.tokens[:0]
 
 
-def tokens_between(node: Node, start: int, end: int) -> Tokens:
-    """Tokens `[start, end)` of the path through `node` and its first branches; fewer if that is shorter."""
-    while node.end < end and node.children:
-        node = next(iter(node.children.values()))
-    end = max(start, min(end, node.end))
-    return tokens_before(node, end, end - start)
-
-
 class Rows(IntEnum):
     """Tokens of a path that an equal span may cover: any, or the eligible ones."""
 
