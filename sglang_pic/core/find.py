@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sglang_pic.core import budget
-from sglang_pic.core.extend import CONTEXT_TOKENS, Candidate, Extender, node_before
+from sglang_pic.core.equal_spans import CONTEXT_TOKENS, Candidate, Extender, node_before
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.path import PlanPaths
 from sglang_pic.core.plan import DropReason, Run

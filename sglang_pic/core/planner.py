@@ -1,6 +1,6 @@
 """Plans one prompt: find the runs, guard them against changed fields, fit them to the prompt, and price the whole.
 
-    find    `find.py`: where a known chunk may end, and with `extend.py` the longest equal span around it
+    find    `find.py`: where a known chunk may end, and with `equal_spans.py` the longest equal span around it
     guard   `guard.py`: what may depend on a field that has another value here is computed
     fit     `fit.py`: no run in another order, too near the end, through an image, or beyond the request's limits
     price   here: nothing is spliced if computing all of it takes no longer
