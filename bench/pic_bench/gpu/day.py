@@ -38,7 +38,7 @@ _PROGRESS_S: Final = 20.0
 # A dry run's servers fork their processes and do without pinned memory, as those of the tests do.
 _TEST_PLUGINS: Final = "tests.e2e.plugins:fork pic_platform.pageable:without_pinned_memory"
 _ROOT: Final = Path(__file__).resolve().parents[3]
-_PAGE: Final = _ROOT / "bench" / "results" / "README.md"
+_PAGE: Final = _ROOT / "bench" / "results" / "GPU.md"
 _RESULTS: Final = _PAGE.parent / "gpu"
 
 

@@ -60,7 +60,7 @@ def test_wrong_rows_are_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: Captu
     assert captured.out == ""
 
 
-PAGE = ROOT / "bench" / "results" / "README.md"
+PAGE = ROOT / "bench" / "results" / "GPU.md"
 BARE = [item.name for item in ITEMS if not item.servers]
 # Imported before anything else in every Python process of the run: of all packages only these are installed.
 BARE_MACHINE = """
