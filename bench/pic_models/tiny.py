@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -26,27 +27,45 @@ if TYPE_CHECKING:
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 """By a tensor's name."""
 
-_VOCAB_SIZE = 49_152
-HIDDEN, _NUM_LAYERS, _NUM_HEADS, _MLP_SIZE = 256, 4, 8, 512
-_NUM_KV_HEADS, _HEAD_DIM = 4, 32
-"""Of GQA."""
-_LATENT_RANK, _NOPE_DIM, _ROPE_DIM, _VALUE_DIM, _NUM_EXPERTS, _EXPERT_SIZE = 512, 32, 64, 32, 8, 128
-"""Of MLA; its first layer has no experts."""
+_TABLES: Final[dict[str, Config]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf8"))
+_IDS: Final[Config] = {
+    "bos_token_id": smollm2.BOS_ID,
+    "eos_token_id": smollm2.EOS_ID,
+    "pad_token_id": smollm2.EOS_ID,
+}
 
-_QUERY_RANK, _INDEX_HEADS, _INDEX_DIM = 128, 4, 128
-"""Of MLA with an indexer: queries are made of a latent of their own."""
 
-_WINDOW, _GPT_OSS_HEAD_DIM = 48, 64
-"""Of the families with sliding windows: tokens that a query sees in a windowed layer, its own with them."""
+def _config(name: str) -> Config:
+    """The configuration of a table of tiny.toml, with that of the table that it is like."""
+    own = {key: value for key, value in _TABLES[name].items() if key != "like"}
+    like = _TABLES[name].get("like")
+    if like is None:
+        return _IDS | {"max_position_embeddings": smollm2.CONTEXT_LEN} | own
+    shared = checkpoint.DEEPSEEK_V2 if name == "deepseek_v2" else {}
+    return shared | _config(str(like)) | own | _SHARED.get(name, {})
 
-_CHUNK = 64
-"""Of the family whose attention is cut in chunks."""
 
-_MIMO_HEAD_DIM = 48
-"""Of queries and keys; values are as wide as in GQA."""
+_SHARED: Final[dict[str, Config]] = {
+    "deepseek_v2": {"rope_scaling": checkpoint.yarn(factor=4.0, original_len=2048, mscale=0.707)},
+    "qwen2_5_vl": vision.TOKEN_IDS
+    | {"vision_config": vision.VISION_CONFIG | {"out_hidden_size": _TABLES["common"]["hidden_size"]}},
+}
 
-_STATE_HEADS, _CONV_WIDTH = 4, 4
-"""Of the family with recurrent state: heads of its values, and inputs of its convolution."""
+
+def _sizes(table: str, *keys: str) -> Iterator[int]:
+    return (int(str(_TABLES[table][key])) for key in keys)
+
+
+_VOCAB_SIZE, HIDDEN, _NUM_LAYERS = _sizes("common", "vocab_size", "hidden_size", "num_hidden_layers")
+_NUM_HEADS, _MLP_SIZE = _sizes("common", "num_attention_heads", "intermediate_size")
+_NUM_KV_HEADS, _HEAD_DIM = _sizes("llama", "num_key_value_heads", "head_dim")
+_LATENT_RANK, _NOPE_DIM, _ROPE_DIM = _sizes("deepseek_v2", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+_VALUE_DIM, _NUM_EXPERTS, _EXPERT_SIZE = _sizes(
+    "deepseek_v2", "v_head_dim", "n_routed_experts", "moe_intermediate_size"
+)
+_QUERY_RANK, _INDEX_HEADS, _INDEX_DIM = _sizes("deepseek_v32", "q_lora_rank", "index_n_heads", "index_head_dim")
+(_GPT_OSS_HEAD_DIM,), (_MIMO_HEAD_DIM,) = _sizes("gpt_oss", "head_dim"), _sizes("mimo_v2_flash", "head_dim")
+_STATE_HEADS, _CONV_WIDTH = _sizes("qwen3_next", "linear_num_value_heads", "linear_conv_kernel_dim")
 
 _SHARPNESS = 2.0
 """Factor of the weights that make queries and keys; 1 keeps their variance."""
@@ -67,234 +86,6 @@ _TIED_EMBEDDING = 1 / 64
 _DRAW_VERSION = 1
 """Raise when the same recipe draws other weights."""
 
-_COMMON: Config = {
-    "bos_token_id": smollm2.BOS_ID,
-    "dtype": "bfloat16",
-    "eos_token_id": smollm2.EOS_ID,
-    "hidden_act": "silu",
-    "hidden_size": HIDDEN,
-    "initializer_range": 0.02,
-    "intermediate_size": _MLP_SIZE,
-    "max_position_embeddings": smollm2.CONTEXT_LEN,
-    "num_attention_heads": _NUM_HEADS,
-    "num_hidden_layers": _NUM_LAYERS,
-    "pad_token_id": smollm2.EOS_ID,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "vocab_size": _VOCAB_SIZE,
-}
-
-_GQA: Config = _COMMON | {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "head_dim": _HEAD_DIM,
-    "mlp_bias": False,
-    "num_key_value_heads": _NUM_KV_HEADS,
-}
-
-_MLA: Config = (
-    checkpoint.DEEPSEEK_V2
-    | _COMMON
-    | {
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": _LATENT_RANK,
-        "moe_intermediate_size": _EXPERT_SIZE,
-        "n_routed_experts": _NUM_EXPERTS,
-        "num_key_value_heads": _NUM_HEADS,
-        "qk_nope_head_dim": _NOPE_DIM,
-        "qk_rope_head_dim": _ROPE_DIM,
-        "rope_scaling": checkpoint.yarn(factor=4.0, original_len=2048, mscale=0.707),
-        "v_head_dim": _VALUE_DIM,
-    }
-)
-
-
-_DSA: Config = _MLA | {
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "model_type": "deepseek_v32",
-    "index_head_dim": _INDEX_DIM,
-    "index_n_heads": _INDEX_HEADS,
-    "index_topk": 64,
-    # A layer marked S attends to the tokens that the layer before it chose.
-    "index_topk_pattern": "FFSF",
-    "q_lora_rank": _QUERY_RANK,
-}
-
-_GEMMA3: Config = _COMMON | {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "head_dim": _HEAD_DIM,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-    "num_key_value_heads": _NUM_KV_HEADS,
-    "query_pre_attn_scalar": _HEAD_DIM,
-    # The models from 4B on scale the rotation of their global layers so.
-    "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-    },
-    "sliding_window": _WINDOW,
-    "tie_word_embeddings": True,
-}
-
-_GPT_OSS: Config = _COMMON | {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "attention_bias": True,
-    # SGLang makes its layers in this dtype and ignores `--dtype`; tests need float32.
-    "dtype": "float32",
-    "head_dim": _GPT_OSS_HEAD_DIM,
-    "intermediate_size": _EXPERT_SIZE,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_experts_per_tok": 2,
-    "num_key_value_heads": _NUM_KV_HEADS,
-    "num_local_experts": _NUM_EXPERTS,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 2048,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "rope_theta": 150_000.0,
-        "truncate": False,
-    },
-    "sliding_window": _WINDOW,
-    "swiglu_limit": 7.0,
-}
-
-
-_COHERE2: Config = _COMMON | {
-    "architectures": ["Cohere2ForCausalLM"],
-    "model_type": "cohere2",
-    "head_dim": _HEAD_DIM,
-    "layer_norm_eps": 1e-5,
-    # Its layers without windows have no positions.
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "logit_scale": 1.0,
-    "num_key_value_heads": _NUM_KV_HEADS,
-    # SGLang does not count a query's own token here.
-    "sliding_window": _WINDOW - 1,
-    "tie_word_embeddings": True,
-}
-
-
-_QWEN2_5_VL: Config = (
-    _COMMON
-    | vision.TOKEN_IDS
-    | {
-        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-        "model_type": "qwen2_5_vl",
-        "num_key_value_heads": _NUM_KV_HEADS,
-        # Of a head's 16 frequencies so many turn by time, by height and by width.
-        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
-        "vision_config": vision.VISION_CONFIG | {"out_hidden_size": HIDDEN},
-    }
-)
-
-
-_MIMO: Config = _COMMON | {
-    "architectures": ["MiMoV2ForCausalLM"],
-    "model_type": "mimo_v2_flash",
-    "add_swa_attention_sink_bias": True,
-    "attention_value_scale": 0.707,
-    "head_dim": _MIMO_HEAD_DIM,
-    # 1 is a layer with a window.
-    "hybrid_layer_pattern": [1, 0, 1, 0],
-    "layernorm_epsilon": 1e-5,
-    "moe_layer_freq": [0] * _NUM_LAYERS,
-    "n_routed_experts": _NUM_EXPERTS,
-    "num_key_value_heads": _NUM_KV_HEADS // 2,
-    # A third of a key turns.
-    "partial_rotary_factor": 0.334,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000.0},
-    "rope_theta": 5_000_000.0,
-    "sliding_window_size": _WINDOW - 1,
-    "swa_head_dim": _MIMO_HEAD_DIM,
-    "swa_num_attention_heads": _NUM_HEADS,
-    "swa_num_key_value_heads": _NUM_KV_HEADS,
-    "swa_rope_theta": 10_000.0,
-    "swa_v_head_dim": _HEAD_DIM,
-    "v_head_dim": _HEAD_DIM,
-}
-
-
-_LLAMA4: Config = {
-    "architectures": ["Llama4ForConditionalGeneration"],
-    "model_type": "llama4",
-    "bos_token_id": smollm2.BOS_ID,
-    "dtype": "bfloat16",
-    "eos_token_id": smollm2.EOS_ID,
-    "pad_token_id": smollm2.EOS_ID,
-    "tie_word_embeddings": False,
-    "text_config": _COMMON
-    | {
-        "model_type": "llama4_text",
-        "attention_chunk_size": _CHUNK,
-        "head_dim": _HEAD_DIM,
-        "intermediate_size_mlp": _MLP_SIZE,
-        # No layer has experts.
-        "interleave_moe_layer_step": _NUM_LAYERS + 1,
-        "num_key_value_heads": _NUM_KV_HEADS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-        # On a CPU SGLang norms keys in bfloat16.
-        "use_qk_norm": False,
-    },
-}
-
-
-_MINIMAX: Config = _COMMON | {
-    "architectures": ["MiniMaxM3SparseForCausalLM"],
-    "model_type": "minimax_m2",
-    "dense_intermediate_size": _MLP_SIZE,
-    "head_dim": _HEAD_DIM,
-    "moe_layer_freq": [0] * _NUM_LAYERS,
-    "num_key_value_heads": _NUM_KV_HEADS,
-    "num_local_experts": _NUM_EXPERTS,
-    "qk_norm_type": "per_head",
-    "rotary_dim": _HEAD_DIM // 2,
-    "sparse_attention_config": {
-        # The first layer has no indexer.
-        "sparse_attention_freq": [0, 1, 1, 1],
-        "sparse_block_size": 16,
-        "sparse_disable_index_value": [0, 1, 1, 1],
-        "sparse_index_dim": _HEAD_DIM,
-        "sparse_init_block": 0,
-        "sparse_local_block": 1,
-        "sparse_num_index_heads": _NUM_KV_HEADS,
-        "sparse_topk_blocks": 4,
-    },
-    "use_gemma_norm": False,
-    "use_qk_norm": True,
-}
-
-
-_QWEN3_NEXT: Config = _COMMON | {
-    "architectures": ["Qwen3NextForCausalLM"],
-    "model_type": "qwen3_next",
-    "decoder_sparse_step": 1,
-    # The last layer has full attention, the others the gated delta rule.
-    "full_attention_interval": _NUM_LAYERS,
-    "head_dim": _HEAD_DIM,
-    "linear_conv_kernel_dim": _CONV_WIDTH,
-    "linear_key_head_dim": _HEAD_DIM,
-    "linear_num_key_heads": _STATE_HEADS // 2,
-    "linear_num_value_heads": _STATE_HEADS,
-    "linear_value_head_dim": _HEAD_DIM,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": _EXPERT_SIZE,
-    "norm_topk_prob": True,
-    "num_experts": _NUM_EXPERTS,
-    "num_experts_per_tok": 2,
-    "num_key_value_heads": _NUM_KV_HEADS,
-    "partial_rotary_factor": 0.25,
-    "shared_expert_intermediate_size": _EXPERT_SIZE,
-}
-
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sizes and options of a model with random weights."""
@@ -304,20 +95,28 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The Hugging Face `config.json`."""
 
 
+_LLAMA4: Final[Config] = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "text_config": _config("llama4_text"),
+    **_IDS,
+}
 RECIPES: dict[str, Recipe] = {
-    "tiny-gqa": Recipe(seed=20_260, config=_GQA),
-    "tiny-mla": Recipe(seed=20_261, config=_MLA),
-    "tiny-gemma3": Recipe(seed=20_262, config=_GEMMA3),
-    "tiny-gpt-oss": Recipe(seed=20_263, config=_GPT_OSS),
-    "tiny-cohere2": Recipe(seed=20_264, config=_COHERE2),
-    "tiny-dsa": Recipe(seed=20_265, config=_DSA),
-    "tiny-qwen2.5-vl": Recipe(seed=20_266, config=_QWEN2_5_VL),
+    "tiny-gqa": Recipe(seed=20_260, config=_config("llama")),
+    "tiny-mla": Recipe(seed=20_261, config=_config("deepseek_v2")),
+    "tiny-gemma3": Recipe(seed=20_262, config=_config("gemma3_text")),
+    "tiny-gpt-oss": Recipe(seed=20_263, config=_config("gpt_oss")),
+    "tiny-cohere2": Recipe(seed=20_264, config=_config("cohere2")),
+    "tiny-dsa": Recipe(seed=20_265, config=_config("deepseek_v32")),
+    "tiny-qwen2.5-vl": Recipe(seed=20_266, config=_config("qwen2_5_vl")),
     "tiny-llama4": Recipe(seed=20_267, config=_LLAMA4),
-    "tiny-minimax": Recipe(seed=20_268, config=_MINIMAX),
-    "tiny-qwen3-next": Recipe(seed=20_269, config=_QWEN3_NEXT),
+    "tiny-minimax": Recipe(seed=20_268, config=_config("minimax_m2")),
+    "tiny-qwen3-next": Recipe(seed=20_269, config=_config("qwen3_next")),
 }
 
-MIMO: Final = Recipe(seed=20_266, config=_MIMO)
+MIMO: Final = Recipe(seed=20_266, config=_config("mimo_v2_flash"))
 """Of a model that has heads beside its layers; `drafts` makes them."""
 
 
