@@ -10,9 +10,6 @@ MAKEFLAGS += --no-builtin-rules
 # pip must install into .venv and Python must import from it, whatever the caller's shell sets.
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-# matplotlib keeps a list of the fonts it found: in .venv, like everything else, and not in the home directory.
-export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
-
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := .venv/.setup-stamp

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write report.md, report.html, the drawings and summary.json again.
+    """Write report.md, report.html and summary.json again.
 
     Returns:
         0.

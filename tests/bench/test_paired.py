@@ -119,6 +119,3 @@ def test_a_run_goes_on_where_it_ended(model: Path, tmp_path: Path, capsys: pytes
         assert paired.main([*command, str(num)]) == 0
         assert len({(each.kind, each.prompt) for each in paired.read(records)}) == num
     assert capsys.readouterr().out.count("exact") == 3
-    assert paired.main([str(records), "--pictures", str(tmp_path / "pictures")]) == 0
-    (picture,) = (tmp_path / "pictures").iterdir()
-    assert ">most<" in picture.read_text()

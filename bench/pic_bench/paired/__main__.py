@@ -24,10 +24,9 @@ from pic_bench.paired.cases import TRACE_TOKENS, Cases
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import read
-from pic_bench.paired.table import pictures_of, summary_of, table_of
+from pic_bench.paired.table import summary_of, table_of
 from pic_bench.study_command import Finding, Study, progress
 from sglang_pic.errors import BenchError
-from sglang_pic.output import write_whole
 
 KINDS = ("order", "drawn", "tools", "copies", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
 LAYERS = {24: (9, 13, 16), 28: (14, 19, 22), 30: (18, 23, 28)}
@@ -88,7 +87,6 @@ STUDY.add(
     help="judge some kinds of prompts as one, too; may repeat",
 )
 STUDY.add("--summary", type=Path, metavar="FILE", help="write the table there, as JSON")
-STUDY.add("--pictures", type=Path, metavar="FOLDER", help="write KIND.svg there: KL against what is computed, all arms")
 
 
 @STUDY.measures
@@ -109,11 +107,6 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         ]
     if args.summary is not None:
         write_json(args.summary, summary_of(records))
-    if args.pictures is not None:
-        args.pictures.mkdir(parents=True, exist_ok=True)
-        for kind, drawing in pictures_of(records):
-            what = "Left computes less, down is closer to the full prefill; the line is what a default may lose"
-            write_whole(args.pictures / f"{kind}.svg", drawing.standalone(f"{kind}: loss against cost", what).encode())
     return Finding(None, table_of(records))
 
 

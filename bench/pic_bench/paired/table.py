@@ -1,25 +1,21 @@
-"""The loss of each arm beside exact hits on the same prompts, by kind, and the picture of cost against loss."""
+"""The loss of each arm beside exact hits on the same prompts, by kind."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from pic_bench.paired.record import Record
-from pic_bench.report.figures import LINES, Drawing, colour, drawing, log_ticks, place
 from pic_bench.report.markdown import Table
-from pic_bench.report.numbers import tick
 
 MOST_LOST: Final = 0.03
 """An arm may be this much below exact hits, by the upper bound."""
 MOST_KL: Final = 0.005
 _ONE_SIDED: Final = 1.645
-_LEAST_KL: Final = 1e-6
-"""What is drawn of less: the forward pass has a noise of its own."""
 
 
 class Loss(NamedTuple):
@@ -114,24 +110,3 @@ def table_of(records: Sequence[Record]) -> Table:
 def summary_of(records: Sequence[Record]) -> dict[str, object]:
     """The losses as JSON, for the study's tables."""
     return {"losses": [{"kind": kind, "arm": arm, **loss._asdict()} for (kind, arm), loss in losses(records).items()]}
-
-
-def pictures_of(records: Sequence[Record]) -> Iterator[tuple[str, Drawing]]:
-    """KL against the share that is computed, a picture for each kind."""
-    found = losses(records)
-    for kind in {kind: None for kind, _ in found}:
-        arms = {arm: loss for (of, arm), loss in found.items() if of == kind}
-        with drawing(f"{kind}: KL against cost", 540.0, 344.0) as (drawn, figure):
-            axes = place(figure, left=62, top=24, right=60, bottom=46)
-            for number, (arm, loss) in enumerate(arms.items()):
-                at = loss.computed, max(loss.kl, _LEAST_KL)
-                axes.scatter(*at, color=colour(LINES[number % len(LINES)]), s=40)
-                # Neighbours often lie at one height.
-                away = (6, 4 if number % 2 else -12)
-                axes.annotate(arm, at, textcoords="offset points", xytext=away, color=colour("ink"))
-            axes.axhline(MOST_KL, color=colour("muted"), linestyle="--")
-            axes.set_yscale("log")
-            log_ticks(axes, "y", tick)
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
-            axes.set_xlabel("computed, of the tokens behind the exact prefix")
-        yield kind, drawn

@@ -1,1 +1,1 @@
-"""Reports of runs: tables, pictures and pages made from a run's folder alone."""
+"""Reports of runs: tables and pages made from a run's folder alone."""

@@ -59,11 +59,6 @@ def divergence(value: float) -> str:
     return f"{value:.2f}" if abs(rounded) >= 1 else f"{rounded:#.2g}".replace("0.", ".", 1)
 
 
-def tick(value: float) -> str:
-    """A round value on a logarithmic axis of divergences: 3e-4, .003, .1, 2."""
-    return f"{value:.0e}".replace("e-0", "e-") if value < 9e-4 else f"{value:g}".replace("0.", ".", 1)
-
-
 def share(value: float) -> str:
     """A share in percent with one digit, without digits for 0 % and 100 %."""
     return f"{value * 100:.0f} %" if value in (0, 1) else f"{value * 100:.1f} %"

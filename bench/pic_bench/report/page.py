@@ -24,7 +24,7 @@ THEME = "".join(
     each.read_text("utf8")
     for each in (files("sglang_pic.explain") / "assets/palette.css", files("pic_bench.report") / "templates/theme.css")
 )
-"""The style sheet of pages and drawings: every colour, light (also on paper) and dark, and the font.
+"""The style sheet of pages: every colour, light (also on paper) and dark, and the font.
 
 Tokens by their source have the colours of all pages; the patched server has that of spliced tokens, stock a grey.
 """
