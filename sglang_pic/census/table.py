@@ -164,11 +164,12 @@ def _pools(found: Pools) -> list[RenderableType]:
         table.add_column(header, justify="right")
     for pool in found.pools:
         table.add_row(*row(pool))
-    notes = []
+    enough = f"{KNEE:.0%} of an unlimited cache's hits"
+    notes = [f"Set another --pool to see which size has {enough}: it is not between these."]
     if knee := found.knee:
         each = f"{knee / found.side_by_side:,.0f} for each session side by side ({found.side_by_side})"
         length = f"{knee / found.session_tokens:.1f} sessions' longest prompts"
-        notes = [f"{KNEE:.0%} of an unlimited cache's hits need about {knee:,.0f} tokens: {length}, {each}."]
+        notes = [f"{enough} need about {knee:,.0f} tokens: {length}, {each}."]
     if refused := max(pool.refused_calls for pool in found.pools):
         notes.append(f"A server with --pool refuses {refused:,} calls, which are longer.")
     title = "The same by the KV pool's tokens; new tokens come from the host with HiCache, twice the pool's rows"
