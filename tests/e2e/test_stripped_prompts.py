@@ -79,6 +79,9 @@ def test_what_is_answered_is_the_prompt_without_the_header(client: Client, name:
     for n in (1, 2):
         assert asked(header(n), *parts) == (text, total, hits)
     assert client.grown(before)[f"stripped:{NAME}"] == 3
+    if path == "/v1/messages":
+        asked_for = {key: value for key, value in body([header(3), *parts]).items() if key != "max_tokens"}
+        assert client.post(f"{path}/count_tokens", {"model": model, **asked_for})["input_tokens"] == total
 
 
 def test_a_nonce_of_a_user_stays(client: Client) -> None:
