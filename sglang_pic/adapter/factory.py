@@ -20,7 +20,7 @@ from sglang_pic.adapter.features import disaggregation, dp_attention, images, pr
 from sglang_pic.adapter.features.audit import audit_hooks as audit
 from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
-from sglang_pic.adapter.features.hicache.store import StoreTier
+from sglang_pic.adapter.features.hicache.store import HiCacheStore
 from sglang_pic.adapter.features.parts import Parts
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.features.tenants import Tenants
@@ -35,7 +35,7 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.rows import ON_DEVICE
+from sglang_pic.adapter.serve.rows import ON_DEVICE, RowTier
 from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.hooks import apply_hooks
@@ -56,7 +56,7 @@ FEATURES: Final[Sequence[Callable[[BuildContext, Parts], Feature | None]]] = (
     audit.make,  # Before pins, because it gives its slots back first.
     Pins.make,
     Tenants.make,
-    StoreTier.make,
+    HiCacheStore.make,
     disaggregation.make_sender,
 )
 """In the order in which they are called."""
@@ -124,8 +124,9 @@ def _make_parts(ctx: BuildContext, config: PicConfig, labels: Mapping[str, str] 
 def _serve(ctx: BuildContext, parts: Parts) -> None:
     """Plan with the rows that features found, test that on the live model, and hook the scheduler."""
     live, stations, config = parts.live, parts.stations, parts.stations.config
-    certificate, host = certify(ctx, config, live.splicer, stations.labels), stations.features.find(HostTier)
-    cost, tier = (parts.cost, ON_DEVICE) if host is None else (host.cost, host)
+    certificate = certify(ctx, config, live.splicer, stations.labels)
+    tier = next((each for each in stations.features if isinstance(each, RowTier)), ON_DEVICE)
+    cost = None if parts.cost is None else tier.priced(parts.cost)
     planned = Planning(stations, live.limits, cost, tier, WindowRowsInTree.make(parts.tree, live.splicer.view))
     tested = check_answers(ctx, config, live, planned.max_gaps, stations.labels)
     reports: dict[str, Callable[[], msgspec.Struct]] = {

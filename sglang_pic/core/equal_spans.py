@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
     context_len: int
 
 
-class Extender:
+class EqualSpans:
     """The equal spans of one plan.
 
     Args:
@@ -97,15 +97,15 @@ class Extender:
             self.short[node.serial, found.shift] = end
             node = node.parent
 
-    def fit(self, grown: Candidate) -> Candidate | None:
+    def worth_a_run(self, grown: Candidate) -> Candidate | None:
         """The part of the span that may be spliced so near to the prompt's end; None, counted, if no run's worth."""
-        found = self._before_tail(grown)
+        found = self._outside_tail(grown)
         if found is not None and self._is_long_enough(found):
             return found
         self._count(DropReason.TAIL if found is None else self._reason(found))
         return None
 
-    def _before_tail(self, found: Candidate) -> Candidate | None:
+    def _outside_tail(self, found: Candidate) -> Candidate | None:
         tail_start = self._limits.tail_start
         if found.end <= tail_start:
             return found

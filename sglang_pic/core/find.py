@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sglang_pic.core import budget
-from sglang_pic.core.equal_spans import CONTEXT_TOKENS, Candidate, Extender, node_before
+from sglang_pic.core.equal_spans import CONTEXT_TOKENS, Candidate, EqualSpans, node_before
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.path import PlanPaths
 from sglang_pic.core.plan import DropReason, Run
@@ -36,7 +36,7 @@ class Finder:
 
     def __init__(self, query: Query, guard: Guard, paths: PlanPaths, dropped: Counter[DropReason]) -> None:
         self._query, self._guard, self._paths, self._dropped = query, guard, paths, dropped
-        self._extender = Extender(query, paths, dropped)
+        self._spans = EqualSpans(query, paths, dropped)
         # The end of the prefix or of the last run.
         self._served = query.prefix_len
         self._used: list[Node] = []
@@ -46,7 +46,7 @@ class Finder:
     def work(self) -> int:
         """Cost of the plan so far, in tokens compared."""
         steps = budget.PER_FURTHER_NODE * self._query.trie.num_steps
-        return self._work + self._extender.work + steps + self._paths.work + self._guard.work
+        return self._work + self._spans.work + steps + self._paths.work + self._guard.work
 
     def runs(self) -> list[Run]:
         """The runs, in order, disjoint, their donors resident. Cost O(tokens after the prefix) in any case."""
@@ -83,14 +83,14 @@ class Finder:
 
     def _is_given_up(self, ending: int, chunk_end: int) -> bool:
         """Whether every donor of this ending leads to a span that is not worth a run."""
-        if not self._extender.short:
+        if not self._spans.short:
             return False
         self._work += budget.PER_ENDING
-        return self._query.donors.all_shorter(ending, chunk_end, self._extender.short)
+        return self._query.donors.all_shorter(ending, chunk_end, self._spans.short)
 
     def _choose(self, ending: int, data: memoryview, chunk_end: int, shift: int | None) -> Run | None:
         """The best run that covers the chunk ending at `chunk_end`, resolved; None if none is worth it."""
-        donors, extender = self._query.donors, self._extender
+        donors, spans = self._query.donors, self._spans
         # If a path is shorter in the tree, it is shortened in the trie, and another run is chosen: each round but the
         # last removes something, and rounds are bounded.
         for _ in range(donors.max_per_name + 1):
@@ -99,9 +99,9 @@ class Finder:
             best = self._best(ending_here, chunk_end, shift) if ending_here else None
             if best is None:
                 return None
-            run = extender.run(best, self._served)
+            run = spans.run(best, self._served)
             if run is None:
-                extender.give_up(best)
+                spans.give_up(best)
                 return None
             donor_end = best.end - best.shift
             resident = self._query.rows.num_resident(run.donor, donor_end)
@@ -109,13 +109,13 @@ class Finder:
                 self._dropped[DropReason.DONOR_EVICTED] += 1
                 self._query.forget(best.node, resident)
                 continue
-            whole = extender.with_rows(run, self._served)
+            whole = spans.with_rows(run, self._served)
             if whole is None:
-                extender.give_up(best)
+                spans.give_up(best)
                 continue
             watched = self._guard.watch(whole, node_before(best.node, whole.donor_end))
             if watched is None:
-                extender.give_up(best)
+                spans.give_up(best)
             else:
                 self._used.append(best.node)
             return watched
@@ -125,15 +125,15 @@ class Finder:
         """The longest equal span worth a run, or one nearly as long whose context fits better."""
         candidates = []
         for donor in donors:
-            grown = self._extender.grow(donor, chunk_end, self._served)
+            grown = self._spans.grow(donor, chunk_end, self._served)
             if grown is None:
                 continue
             is_admitted = self._guard.admits(grown.node, grown.start, grown.end, grown.shift)
-            found = self._extender.fit(grown) if is_admitted else None
+            found = self._spans.worth_a_run(grown) if is_admitted else None
             if found is not None:
                 candidates.append(found)
             else:
-                self._extender.give_up(grown)
+                self._spans.give_up(grown)
         if len(candidates) <= 1:
             return candidates[0] if candidates else None
         # Rows computed after the same values are preferred at any length.

@@ -1,11 +1,15 @@
 """Plans one prompt: find the runs, guard them against changed fields, fit them to the prompt, and price the whole.
 
-    find    `find.py`: where a known chunk may end, and with `equal_spans.py` the longest equal span around it
-    guard   `guard.py`: what may depend on a field that has another value here is computed
-    fit     `fit.py`: no run in another order, too near the end, through an image, or beyond the request's limits
-    price   here: nothing is spliced if computing all of it takes no longer
+    find    `find.py`: where a known chunk may end, and with `equal_spans.py` the longest equal span around it that is
+            worth a run: `below_min_run`, `sink`, `tail`, `budget`, `generation`, `donor_evicted`, `position_step`
+    guard   `guard.py`: what may depend on a field that has another value here is computed: `changed_field`,
+            `generation`, `budget`
+    fit     `fit.py`: no run in another order, too near the end after another text, through an image, or beyond the
+            request's limits: `reordered`, `tail`, `max_runs`, `max_gaps`, `below_min_run`
+    price   here: nothing is spliced if computing all of it takes no longer: `cost_gate`, as for single runs in *find*
 
-Each stage takes the runs of the one before it and gives parts of them; all read one `Query`.
+Each stage takes the runs of the one before it and gives parts of them; all read one `Query`. Reasons count runs that
+were left out; tokens of a seam, and those by which a run was shortened, have none.
 """
 
 from __future__ import annotations

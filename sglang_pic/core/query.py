@@ -15,7 +15,7 @@ from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import Node, Trie
 
 
-class Limits(NamedTuple):
+class RunLimits(NamedTuple):
     """Limits of every run of one plan."""
 
     stop: int
@@ -62,11 +62,11 @@ class Query:
         return len(self.tokens)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RunLimits:
         """The limits of its runs."""
         policy, compute_from = self.policy, self.options.compute_from
         last = self.end if compute_from is None else min(self.end, compute_from + 1)
-        return Limits(
+        return RunLimits(
             stop=last - 1,
             tail_start=last - policy.tail_tokens,
             sink=policy.sink_tokens,

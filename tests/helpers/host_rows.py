@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_pic.adapter.features.hicache import store
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
-from sglang_pic.adapter.features.hicache.store import StoreTier
+from sglang_pic.adapter.features.hicache.store import HiCacheStore
 from tests.helpers.builders import hooks_of
 
 _ROW_BYTES = 96
@@ -159,7 +159,7 @@ def attach_store(tree: Any, folder: Path) -> None:
     controller._start_storage_threads()
     tree.prefetch_stop_policy = "wait_complete"
     tree.prefetch_timeout_base, tree.prefetch_timeout_per_page = 20.0, 0.0
-    tree.features.add(StoreTier(tree, lambda: b"rows", publication=tree.publication))
+    tree.features.add(HiCacheStore(tree, lambda: b"rows", publication=tree.publication))
     with pytest.MonkeyPatch.context() as patch:
         hooks = hooks_of(patch, store)
         tree.store.install()

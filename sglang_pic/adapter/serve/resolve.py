@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.media import TextOnly
-from sglang_pic.adapter.serve.rows import OnHost, Piece, RowTier, WindowRows, cut_pieces
+from sglang_pic.adapter.serve.rows import OffDevice, Piece, RowTier, WindowRows, cut_pieces
 from sglang_pic.adapter.sglang.seams import Tree
 from sglang_pic.core import Path, RowNames, RowSource, Run, Span, intersect_spans, subtract_spans
 
@@ -25,7 +25,7 @@ class _Resident(NamedTuple):
 
     length: int
     num_here: int
-    on_host: OnHost
+    on_host: OffDevice
     """The rows on the host."""
     unlock: Callable[[], object]
     holes: Sequence[Span] = ()
@@ -100,7 +100,7 @@ class TreeRows(RowSource):
             known.unlock()
         return length
 
-    def _lock(self, found: OnHost) -> Callable[[], object]:
+    def _lock(self, found: OffDevice) -> Callable[[], object]:
         """Lock the rows of a match, on the device and on the host; returns the function that unlocks them."""
         with ExitStack() as locks:
             locks.callback(self._tree.unlock, self._tree.lock(found.node))

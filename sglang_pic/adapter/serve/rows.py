@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
 
-from sglang_pic.core import Run, Span
+from sglang_pic.core import CostModel, Run, Span
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -48,7 +48,7 @@ class WindowsOnHost(NamedTuple):
         return max(0, min(end, self.end) - max(start, self.start))
 
 
-class OnHost(NamedTuple):
+class OffDevice(NamedTuple):
     """The rows of a path that are not on the device."""
 
     node: Any
@@ -96,7 +96,7 @@ class Piece(NamedTuple):
 
 
 def cut_pieces(
-    run: Run, shift: int, here: torch.Tensor, on_host: OnHost, windows: torch.Tensor | None = None
+    run: Run, shift: int, here: torch.Tensor, on_host: OffDevice, windows: torch.Tensor | None = None
 ) -> list[Piece]:
     """The pieces of a run, in order, cut where its rows or their window rows lie elsewhere.
 
@@ -154,11 +154,15 @@ class RowTier:
 
     has_host: ClassVar[bool] = False
 
-    def find(self, match: Any) -> OnHost:
-        """The rows on the host of a match of the tree, without `windows`."""
-        return OnHost(match.last_device_node)
+    def priced(self, cost: CostModel) -> CostModel:
+        """Measured costs, with the price of reading a row from there."""
+        return cost
 
-    def lock(self, found: OnHost, locks: ExitStack) -> None:
+    def find(self, match: Any) -> OffDevice:
+        """The rows on the host of a match of the tree, without `windows`."""
+        return OffDevice(match.last_device_node)
+
+    def lock(self, found: OffDevice, locks: ExitStack) -> None:
         """Lock the rows on the host until `locks` is closed."""
 
     def read(self, reads: Reads, splicers: Sequence[Splicer]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from sglang.srt.mem_cache import base_prefix_cache as base
 
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
-from sglang_pic.adapter.features.hicache.store import StoreTier
+from sglang_pic.adapter.features.hicache.store import HiCacheStore
 from sglang_pic.adapter.namespace import is_strict
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.tree import PicRadixCache
@@ -27,9 +27,9 @@ class HiCacheTree(PicRadixCache):
         return self.features.find(HostTier)
 
     @property
-    def store(self) -> StoreTier | None:
-        """None where `StoreTier.make` makes none."""
-        return self.features.find(StoreTier)
+    def store(self) -> HiCacheStore | None:
+        """None where `HiCacheStore.make` makes none."""
+        return self.features.find(HiCacheStore)
 
     def register_sidecar_pool(self, spec: Any, entry: Any = None) -> None:
         """Register another host pool as SGLang does, and bind the draft's host pools, which are registered last."""

@@ -26,7 +26,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.extend import on_forward_stream
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
-from sglang_pic.adapter.serve.rows import OnDevice, OnHost, Reads, RowTier, Splice
+from sglang_pic.adapter.serve.rows import OffDevice, OnDevice, Reads, RowTier, Splice
 from sglang_pic.adapter.sglang.seams import BuildContext, Tree
 from sglang_pic.adapter.startup.calibration import calibrate_fetch
 from sglang_pic.core import CostModel, Tokens, as_tokens
@@ -55,7 +55,7 @@ class HostTier(Feature, RowTier):
         token_bytes: bytes of a token's rows, for SGLang's metrics of loads.
         window: window length in tokens, if windows have a pool of their own.
         drafts: their rows on the host.
-        cost: measured costs, with the price of a fetch.
+        fetch_us: measured time to read a row from the host; None without the cost gate.
     """
 
     fault = Fallback.FAULT_STORE
@@ -68,9 +68,9 @@ class HostTier(Feature, RowTier):
         window: int | None = None,
         *,
         drafts: DraftsOnHost | None = None,
-        cost: CostModel | None = None,
+        fetch_us: float | None = None,
     ) -> None:
-        self._tree, self._token_bytes, self._drafts, self.cost = tree, token_bytes, drafts, cost
+        self._tree, self._token_bytes, self._drafts, self._fetch_us = tree, token_bytes, drafts, fetch_us
         self._window = 0 if window is None else window
         self._held: deque[tuple[object, ExitStack]] = deque()
 
@@ -81,7 +81,7 @@ class HostTier(Feature, RowTier):
             return None
         from sglang.srt.mem_cache.hicache_storage import PoolName
 
-        tree, splicer, cost = parts.tree, parts.live.splicer, parts.cost
+        tree, splicer, fetch_us = parts.tree, parts.live.splicer, None
         group = tree.cache_controller.mem_pool_host
         host_pool, index_pool, window = group.anchor_entry.host_pool, None, None
         token_bytes, num_slots = host_pool.size_per_token, host_pool.size
@@ -95,29 +95,33 @@ class HostTier(Feature, RowTier):
             token_bytes, num_slots = token_bytes + window_pool.size_per_token, min(num_slots, window_pool.size)
             splicer.bind_host(view_window_host_pools(host_pool, window_pool, splicer.view))
         drafts = DraftsOnHost(parts.live.drafts, ctx.params, group)
-        if cost is not None:
+        if parts.cost is not None:
             with on_forward_stream(ctx.tp_worker.model_runner):
-                fetched_us = calibrate_fetch(splicer, num_slots, ctx.tp_group)
-            cost = msgspec.structs.replace(cost, fetched_token_us=max(0.0, fetched_us - cost.spliced_token_us))
-        return cls(tree, token_bytes, window, drafts=drafts, cost=cost)
+                fetch_us = calibrate_fetch(splicer, num_slots, ctx.tp_group)
+        return cls(tree, token_bytes, window, drafts=drafts, fetch_us=fetch_us)
+
+    def priced(self, cost: CostModel) -> CostModel:
+        if self._fetch_us is None:
+            return cost
+        return msgspec.structs.replace(cost, fetched_token_us=max(0.0, self._fetch_us - cost.spliced_token_us))
 
     def bind_registered(self) -> None:
         """Bind a draft's own host pools, once SGLang has registered all of them."""
         if self._drafts is not None:
             self._token_bytes += self._drafts.bind_registered()
 
-    def find(self, match: Any) -> OnHost:
+    def find(self, match: Any) -> OffDevice:
         node, core = match.last_device_node, self._tree.tree_core
         if match.best_match_node == node:
-            return OnHost(node)
+            return OffDevice(node)
         if self._window:
             # SGLang ends a match on the device with a whole window there; other rows may continue on the device.
             (path,) = core.collect_path_info([match.best_match_node])
             node = next((each.node_id for each in reversed(path) if each.full_value_len is not None), node)
         transfer, _ = core.build_load_back_spec(match.best_match_node)
-        return OnHost(node, transfer.host_indices, transfer.nodes_to_load)
+        return OffDevice(node, transfer.host_indices, transfer.nodes_to_load)
 
-    def lock(self, found: OnHost, locks: ExitStack) -> None:
+    def lock(self, found: OffDevice, locks: ExitStack) -> None:
         # NOTE: each node is locked, because SGLang drops the host's copy of a node that another request loads back.
         core = self._tree.tree_core
         for node in found.nodes:

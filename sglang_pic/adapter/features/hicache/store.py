@@ -64,7 +64,7 @@ class _Prefetch:
     """Tokens from `start` up to the first such page; the least over the ranks, once they have agreed."""
 
 
-class StoreTier(Feature):
+class HiCacheStore(Feature):
     """Gives approximate rows their own keys when SGLang writes to the store and reads from it.
 
     SGLang's threads call `take_write`, `extend_hit`, `agree` and `keys_to_read`; the scheduler's thread calls the rest.
@@ -90,7 +90,7 @@ class StoreTier(Feature):
         self._prefetches: dict[Any, _Prefetch] = {}
 
     @classmethod
-    def make(cls, ctx: BuildContext, parts: Parts) -> StoreTier | None:
+    def make(cls, ctx: BuildContext, parts: Parts) -> HiCacheStore | None:
         """The tier of a server with HiCache, to which a store may be attached later.
 
         None with windows in a pool of their own, with images, and with drafts whose rows SGLang's keys do not name.

@@ -29,9 +29,9 @@ from torch import nn
 from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
 from sglang_pic.adapter.features.hicache.hicache_tree import NO_STORE, HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
-from sglang_pic.adapter.features.hicache.store import StoreTier
+from sglang_pic.adapter.features.hicache.store import HiCacheStore
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.rows import OnDevice, OnHost, Place, Splice, WindowsOnHost, cut_pieces
+from sglang_pic.adapter.serve.rows import OffDevice, OnDevice, Place, Splice, WindowsOnHost, cut_pieces
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
@@ -334,7 +334,7 @@ def test_no_store_is_attached_where_the_plugin_has_no_tier_for_it() -> None:
     tree: Any = HiCacheTree.__new__(HiCacheTree)
     tree._storage_attachment, tree.features = None, Features()
     assert tree.attach_storage_backend(storage_backend="file") == (False, NO_STORE)
-    tree.features.add(StoreTier.__new__(StoreTier))
+    tree.features.add(HiCacheStore.__new__(HiCacheStore))
     assert tree.attach_storage_backend(storage_backend="file")[1].startswith("HiCache is not initialized")
 
 
@@ -410,8 +410,8 @@ def test_a_load_of_window_rows_is_of_the_last_window(donor: tuple[int, int, int]
 def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     """Also if the plan was clipped since: what is left of the second run is on the device as a whole."""
     made = plan(0, 60, (10, 20, 4), (30, 42, 4))
-    first = cut_pieces(made.runs[0], 4, torch.arange(9), OnHost(node=1, slots=torch.arange(100, 107)))
-    last = cut_pieces(made.runs[1], 4, torch.arange(34), OnHost(node=1, slots=torch.arange(200, 204)))
+    first = cut_pieces(made.runs[0], 4, torch.arange(9), OffDevice(node=1, slots=torch.arange(100, 107)))
+    last = cut_pieces(made.runs[1], 4, torch.arange(34), OffDevice(node=1, slots=torch.arange(200, 204)))
     pending = PendingSplice(made, [*first, *last])
 
     def read(place: Place) -> list[Any]:
@@ -429,7 +429,7 @@ def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
 def test_a_run_is_cut_where_its_window_rows_lie_elsewhere() -> None:
     """Of ten tokens six are on the device, of which the third and fourth have their window rows on the host."""
     there = [WindowsOnHost(8, 10, torch.arange(72, 74)), WindowsOnHost(12, 16, torch.arange(76, 80))]
-    made, on_host = plan(0, 60, (10, 20, 4)), OnHost(node=1, slots=torch.arange(100, 104), windows=there)
+    made, on_host = plan(0, 60, (10, 20, 4)), OffDevice(node=1, slots=torch.arange(100, 104), windows=there)
     pending = PendingSplice(made, cut_pieces(made.runs[0], 4, torch.arange(12), on_host, torch.arange(50, 56)))
 
     def read() -> list[tuple[int, Place, list[int], list[int]]]:

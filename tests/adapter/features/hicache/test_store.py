@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTr
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import is_stored_whole
 from sglang_pic.adapter.features.hicache.host_tier import BackedPath
-from sglang_pic.adapter.features.hicache.store import StoreTier, Write
+from sglang_pic.adapter.features.hicache.store import HiCacheStore, Write
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.startup.fingerprint import read_fingerprint
 from sglang_pic.core import as_tokens
@@ -30,18 +30,18 @@ class OtherStore:
     """A store of another kind."""
 
 
-def tier_on(backend: object, *, policy: bytes = b"", weights: bytes = b"rows") -> StoreTier:
+def tier_on(backend: object, *, policy: bytes = b"", weights: bytes = b"rows") -> HiCacheStore:
     tree: Any = SimpleNamespace(
         page_size=16, enable_storage=True, cache_controller=SimpleNamespace(storage_backend=backend), ongoing=set()
     )
     tree.has_ongoing_prefetch = lambda handle: handle in tree.ongoing
-    return StoreTier(tree, lambda: weights, policy=policy, publication=SimpleNamespace())  # type: ignore[arg-type]
+    return HiCacheStore(tree, lambda: weights, policy=policy, publication=SimpleNamespace())  # type: ignore[arg-type]
 
 
 PATH = BackedPath(Namespace(), as_tokens(range(96)), start=32, num_rows=96, pages=[f"page {at}" for at in range(6)])
 
 
-def last_write(tier: StoreTier) -> Write | None:
+def last_write(tier: HiCacheStore) -> Write | None:
     return tier.take_write(SimpleNamespace(hash_value=PATH.pages[2:]))
 
 
