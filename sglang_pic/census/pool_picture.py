@@ -48,7 +48,7 @@ def picture(pools: Pools) -> str:
     if knee := pools.knee:
         parts.append(f'<line x1="{x(knee)}" x2="{x(knee)}" y1="{_TOP - 4}" y2="{_BOTTOM}"/>')
         parts.append(f'<text class="middle" x="{x(knee)}" y="{_TOP - 8}">{KNEE:.0%} of an unlimited cache</text>')
-    frame = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    frame = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" style="max-width:100%;height:auto"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {frame} role="img">{"".join(parts)}</svg>\n'
 
 
