@@ -26,7 +26,7 @@ from sglang_pic.output import write_whole
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic census`."""
-    add_input_arguments(parser, f"{TRACE_HELP}; or a block trace")
+    add_input_arguments(parser, TRACE_HELP)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON instead of tables")
     parser.add_argument(
         "--upper-bound",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pic_traces.blocks import prefix_census, recognize_blocks
 from pic_traces.custom import CustomReader
 from pic_traces.encode.encoded import Encoder
 from pic_traces.logs import Passed
@@ -17,7 +16,7 @@ from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.pools import PoolCensus
 from sglang_pic.census.simulate import CacheScope, simulate
 from sglang_pic.census.states import StateRules
-from sglang_pic.census.tally import Census, Detail, FileCounts, Tally
+from sglang_pic.census.tally import Census, Tally
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import CoreConfig
 
@@ -27,7 +26,7 @@ class Survey:
     """Counts files one after the other; `result` may be called at any time.
 
     Args:
-        files: inputs of `pic_traces.load`, or block traces, for which only prefix hits are known; each file once.
+        files: inputs of `pic_traces.load`, each once.
         encoder: turns calls into token ids.
         config: the server's settings.
         scope: how long a cache lives.
@@ -51,8 +50,7 @@ class Survey:
     states: StateRules | None = None
     side_by_side: int = 1
     pool: int | None = None
-    # Filled by `prepare`; block traces are not simulated.
-    _blocks: dict[str, FileCounts] = field(default_factory=dict)
+    # Filled by `prepare`.
     _passed: dict[str, Passed] = field(default_factory=dict)
     _tallies: dict[str, Tally] = field(default_factory=dict)
     _total: Tally = field(default_factory=Tally)
@@ -75,12 +73,9 @@ class Survey:
         """
         num_calls = 0
         for file in self.files:
-            if self.reader is None and recognize_blocks(file) is not None:
-                self._blocks[file] = self._count_blocks(file)
-            else:
-                passed = self._passed[file] = Passed(self.is_strict)
-                sessions = read_sessions(file, self.limit_sessions, passed, self.reader)
-                num_calls += sum(session.num_calls for session in sessions)
+            passed = self._passed[file] = Passed(self.is_strict)
+            sessions = read_sessions(file, self.limit_sessions, passed, self.reader)
+            num_calls += sum(session.num_calls for session in sessions)
         return num_calls
 
     def run(self) -> Iterator[Outcome]:
@@ -108,17 +103,9 @@ class Survey:
 
     def result(self) -> Census:
         """The counts so far, of the files that were started."""
-        files = []
-        for file in self.files:
-            if file in self._tallies:
-                files.append(self._tallies[file].counts(self.encoder, self._note(file)).of_file(file))
-            elif file in self._blocks:
-                files.append(self._blocks[file])
+        files = [tally.counts(self.encoder, self._note(file)).of_file(file) for file, tally in self._tallies.items()]
         self._total.is_complete = len(files) == len(self.files) and all(c.detail.is_complete for c in files)
-        notes = list(self.encoder.notes)
-        if self._blocks:
-            notes.append(f"{len(self._blocks)} block trace(s) left out of the sums: only their prefix hits are known")
-        total = self._total.counts(self.encoder, "; ".join(notes) or None)
+        total = self._total.counts(self.encoder, "; ".join(self.encoder.notes) or None)
         pools = None if self._pools is None else self._pools.result()
         return Census(files=files, total=total, pools=pools)
 
@@ -132,7 +119,7 @@ class Survey:
 
     def _sources(self) -> Iterator[tuple[str, Iterable[Session]]]:
         """The files to simulate; a file is complete when the next one is requested."""
-        for file in (file for file in self.files if file not in self._blocks):
+        for file in self.files:
             if self.make_search is not None and (self._search is None or self.scope is CacheScope.FILE):
                 self._search = self.make_search()
             if self.states is not None and (self._hybrid is None or self.scope is CacheScope.FILE):
@@ -142,15 +129,3 @@ class Survey:
             tally = self._tallies[file] = Tally()
             yield file, read_sessions(file, self.limit_sessions, reader=self.reader)
             tally.is_complete = True
-
-    def _count_blocks(self, file: str) -> FileCounts:
-        counted = prefix_census(file)
-        note = counted.note + ("" if self.limit_sessions is None else "; --limit-sessions does not apply here")
-        return FileCounts(
-            file=file,
-            sessions=counted.sessions,
-            calls=counted.calls,
-            prompt_tokens=counted.prompt_tokens,
-            prefix_tokens=counted.prefix_tokens,
-            detail=Detail(note=note),
-        )

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from sglang_pic.census.pools import KNEE, Pool, Pools
-from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
+from sglang_pic.census.tally import Census, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
 
@@ -32,16 +32,16 @@ _SOURCES: _Columns = (
 )
 _RUNS: _Columns = (
     ("recovered", lambda counts: percent(counts.recovered)),
-    ("runs/call", lambda counts: f"{(counts.runs or 0) / counts.calls:.2f}"),
+    ("runs/call", lambda counts: f"{counts.runs / counts.calls:.2f}"),
     ("run p10/p50/p90", lambda counts: _lengths(counts.detail.run_lengths)),
     ("same session", lambda counts: percent(ratio(counts.detail.chunk_tokens_same_session, counts.chunk_tokens))),
     ("another", lambda counts: percent(ratio(counts.detail.chunk_tokens_other_session, counts.chunk_tokens))),
 )
 _CHANGES: _Columns = (
-    ("calls", lambda counts: f"{_changes(counts).calls:,}"),
-    ("fields", lambda counts: f"{_changes(counts).fields:,}"),
-    ("spliced after them", lambda counts: _share(_changes(counts).chunk_tokens, counts.prompt_tokens)),
-    ("new because of them", lambda counts: _share(_changes(counts).guarded_tokens, counts.prompt_tokens)),
+    ("calls", lambda counts: f"{counts.detail.changed_fields.calls:,}"),
+    ("fields", lambda counts: f"{counts.detail.changed_fields.fields:,}"),
+    ("spliced after them", lambda counts: _share(counts.detail.changed_fields.chunk_tokens, counts.prompt_tokens)),
+    ("new because of them", lambda counts: _share(counts.detail.changed_fields.guarded_tokens, counts.prompt_tokens)),
 )
 _BOUND: _Columns = (
     ("at any place", lambda counts: _share(_repeated(counts)[0], counts.prompt_tokens)),
@@ -73,8 +73,7 @@ def render(census: Census, config: CoreConfig) -> str:
     rows: list[tuple[str, Counts]] = [(short_name(counts.file), counts) for counts in census.files]
     if len(rows) > 1:
         rows.append(("all", census.total))
-    # Block traces have no text.
-    told = [(name, counts) for name, counts in rows if counts.chunk_tokens is not None and counts.calls]
+    told = [(name, counts) for name, counts in rows if counts.calls]
     parts: list[RenderableType] = [*_headline(census.total), *_states(census.total)]
     parts += _table("Prompt tokens, by their source in an unlimited cache", rows, _SOURCES)
     if census.pools is not None:
@@ -83,11 +82,11 @@ def render(census: Census, config: CoreConfig) -> str:
         parts += _table("Spliced tokens: their runs, and the sessions that computed them", told, _RUNS)
     if any(counts.detail.chunk_tokens_by_role for _, counts in told):
         parts += _table("Spliced tokens: the messages that contain them", told, [("", _roles)])
-    if any(_changes(counts).fields for _, counts in told):
+    if any(counts.detail.changed_fields.fields for _, counts in told):
         title = "Changed fields: their values differ from those when the tokens after them were computed"
         parts += _table(title, told, _CHANGES)
         parts += [_EDITS[config.edit], ""]
-    if aged := sum(_changes(counts).aged_calls for counts in census.files):
+    if aged := sum(counts.detail.changed_fields.aged_calls for counts in census.files):
         parts += [
             f"In {aged:,} calls rows were refused for their age, and no column counts them. {_AGED}",
             "",
@@ -134,12 +133,12 @@ def percent(ratio: float | None) -> str:
 
 
 def _headline(total: Counts) -> list[str]:
-    if total.chunk_tokens is None or total.recovered is None:
+    if total.recovered is None:
         return []
     prefix, chunk = (ratio(part, total.prompt_tokens) for part in (total.prefix_tokens, total.chunk_tokens))
     served = f"A prefix cache serves {percent(prefix)} of {shown_tokens(total.prompt_tokens)} prompt tokens."
     more = f"This cache would serve {percent(chunk)} more: {percent(total.recovered)} of what stock SGLang computes."
-    inherited = total.detail.inherited_calls or 0
+    inherited = total.detail.inherited_calls
     share = percent(ratio(inherited, total.calls))
     rest = f"{inherited:,} calls ({share}) splice nothing and stand on rows that earlier calls spliced."
     return [f"{served} {more}", "", *([rest, ""] if inherited else [])]
@@ -240,7 +239,7 @@ def _never_spliced(config: CoreConfig) -> list[str]:
 
 
 def _roles(counts: Counts) -> str:
-    roles, chunk = counts.detail.chunk_tokens_by_role or {}, counts.chunk_tokens or 0
+    roles, chunk = counts.detail.chunk_tokens_by_role, counts.chunk_tokens
     # A share that would read 0.0% is left out.
     return ", ".join(f"{role} {tokens / chunk:.1%}" for role, tokens in roles.items() if tokens * 2000 >= chunk) or "-"
 
@@ -249,10 +248,6 @@ def _repeated(counts: Counts) -> tuple[int | None, int | None]:
     """The upper bound: tokens in repeated windows outside the prefix, and in those entirely after it."""
     bound = counts.detail.upper_bound
     return (None, None) if bound is None else (bound.tokens, bound.tokens_behind)
-
-
-def _changes(counts: Counts) -> ChangedFields:
-    return counts.detail.changed_fields or ChangedFields(calls=0, fields=0, chunk_tokens=0, guarded_tokens=0)
 
 
 def _lengths(lengths: RunLengths | None) -> str:

@@ -53,7 +53,7 @@ class ChangedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Further counts, which some traces do not have."""
+    """Further counts; None is unknown, or not asked for."""
 
     is_complete: bool = True
     """False if the census stopped in the middle of the file; the counts cover the calls until then."""
@@ -62,19 +62,18 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Prompt tokens as recorded in the log, of the calls that have such a record; None if no call has."""
     compared_tokens: int | None = None
     """Prompt tokens of the same calls as counted here."""
-    tokenizer: str | None = None
-    tokenizer_exact: bool | None = None
+    tokenizer: str
+    tokenizer_exact: bool
     run_lengths: RunLengths | None = None
     """None if there is no run."""
-    chunk_tokens_same_session: int | None = None
-    chunk_tokens_other_session: int | None = None
-    chunk_tokens_by_role: dict[str, int] | None = None
+    chunk_tokens_same_session: int
+    chunk_tokens_other_session: int
+    chunk_tokens_by_role: dict[str, int]
     """Spliced tokens by the role of their message; `template` for tokens between messages."""
-    changed_fields: ChangedFields | None = None
-    """None for a block trace."""
-    inherited_calls: int | None = None
+    changed_fields: ChangedFields
+    inherited_calls: int
     """Calls without a run whose exact prefix has approximate rows: spliced for earlier calls, or computed after such
-    rows. None for a block trace."""
+    rows."""
     upper_bound: UpperBound | None = None
     """None without `--upper-bound`."""
     hybrid: HybridCounts | None = None
@@ -82,25 +81,22 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prompt tokens by their source; prefix + chunk + new = prompt.
-
-    `chunk_tokens`, `new_tokens` and `runs` are None for a block trace, which has no text.
-    """
+    """Prompt tokens by their source; prefix + chunk + new = prompt."""
 
     sessions: int
     calls: int
     prompt_tokens: int
     prefix_tokens: int
-    chunk_tokens: int | None = None
-    new_tokens: int | None = None
-    runs: int | None = None
-    detail: Detail = Detail()
+    chunk_tokens: int
+    new_tokens: int
+    runs: int
+    detail: Detail
 
     @property
     def recovered(self) -> float | None:
-        """Share of the prefix cache's misses that are spliced; None without misses, and for a block trace."""
-        misses = (self.chunk_tokens or 0) + (self.new_tokens or 0)
-        return None if self.chunk_tokens is None or not misses else self.chunk_tokens / misses
+        """Share of the prefix cache's misses that are spliced; None without misses."""
+        misses = self.chunk_tokens + self.new_tokens
+        return self.chunk_tokens / misses if misses else None
 
     def of_file(self, file: str) -> FileCounts:
         """The same counts with the name of their file."""

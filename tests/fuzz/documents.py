@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 _KEYS = {
     "trace": "messages role content turns prompts agents session_id source tools user"
     " body request metadata response completion choices message tool_choice",
-    "blocks": "timestamp input_length output_length hash_ids hash_ranges requests block_size id"
-    " in out t agent_id hash_id_scope",
     "records": "session_id call status prompt_key num_messages scheduled_at finished_at error",
     "stream": "usage prompt_tokens completion_tokens prompt_tokens_details cached_tokens sglext choices"
     " delta content reasoning_content logprobs top_logprobs token logprob finish_reason"

@@ -18,7 +18,6 @@ from pic_replay.client import StreamReply, _take_event, error_message, read_even
 from pic_replay.records import RequestRecord, Status, load_records
 from pic_replay.result import Asked, build_record
 from pic_traces import load
-from pic_traces.blocks import prefix_census
 from pic_traces.errors import TraceError
 
 from sglang_pic.adapter.serve.options import MAX_TOKENS, SETTINGS, RequestOptions, parse_options
@@ -42,17 +41,6 @@ def trace(data: bytes) -> None:
     except TraceError as error:
         message = str(error)
     assert str(path) in message, "an error names the file"
-
-
-def blocks(data: bytes) -> None:
-    """A serving trace: `TraceError`, or a census whose hits are no more than its tokens."""
-    path = _FOLDER / "blocks.jsonl"
-    path.write_bytes(data)
-    try:
-        census = prefix_census(path)
-    except TraceError:
-        return
-    assert 0 <= census.prefix_tokens <= census.prompt_tokens
 
 
 def records(data: bytes) -> None:
@@ -119,5 +107,5 @@ def config(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (trace, blocks, records, stream, options, config)
+    target.__name__: target for target in (trace, records, stream, options, config)
 }

@@ -18,11 +18,6 @@ FOUND: dict[str, list[bytes]] = {
         b"\x00" + b'{"messages":' + b"[" * DEEP + b"]" * DEEP + b"}\n",
         b"\x01" + b'{"messages":[{"role":"user"}],"tools":' + b"[" * DEEP,
     ],
-    "blocks": [
-        # A line that claims more blocks than can be counted in a lifetime.
-        b'{"id":"a","block_size":64,"requests":[{"in":64000000000000,"hash_ranges":[[0,1000000000000]]}]}',
-        b'{"id":"a","block_size":64,"requests":[' + b'{"requests":[' * 450 + b"]}" * 450 + b"]}",
-    ],
     "records": [b"[" * DEEP],
     "stream": [b"data: " + b"[" * DEEP + b"\n\n", b'{"error":' * DEEP],
     "options": [],

@@ -16,7 +16,6 @@ from typing import IO
 
 import msgspec
 
-from pic_traces.blocks import recognize_blocks
 from pic_traces.clock import set_clocks, split_clock
 from pic_traces.custom import CustomReader
 from pic_traces.data import DATA
@@ -126,8 +125,6 @@ def _generate(trace: str) -> Iterator[Session]:
 
 
 def _load_file(path: Path, passed: Passed, reader: CustomReader | None = None) -> Iterator[Session]:
-    if reader is None and (kind := recognize_blocks(path)) is not None:
-        raise TraceError(f"{path}: a serving trace ({kind.label}): it has no text; `sglang-pic census` reads its hits")
     return _started(
         read_logs([path], path.name, path.parent, passed, reader), f"{path}: no sessions: the file has no lines"
     )

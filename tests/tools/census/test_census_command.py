@@ -98,24 +98,6 @@ def test_edit_policies_are_priced(trace: str, capsys: Capture) -> None:
     assert in_place["chunk_tokens"] > notes["chunk_tokens"] > recompile["chunk_tokens"] == 0
 
 
-def test_block_traces_stand_beside_but_not_in_the_sum(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "mooncake.jsonl"
-    requests = (f'{{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1, {i}]}}\n' for i in (2, 3))
-    path.write_text("".join(requests))
-    result = counts_of(capsys, str(path), GEN)
-    (first, second), total = result["files"], result["total"]
-    assert [first[name] for name in COUNTS] == [0, 2, 2000, 512, None, None, None]
-    assert "prefix hits only" in first["detail"]["note"]
-    assert [total[name] for name in COUNTS] == [second[name] for name in COUNTS]
-    assert "left out of the sums" in total["detail"]["note"]
-    assert main(["census", str(path), GEN, "--tail", "0"]) == 0
-    out, err = capsys.readouterr()
-    assert err == "", "no progress bar where stderr is no terminal"
-    assert out.count(GEN[-20:]) == 4
-    # A long path wraps the line.
-    assert "prefix hits only" in " ".join(out.split())
-
-
 def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "x"}]}\n{"messages": \n')

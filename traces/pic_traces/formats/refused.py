@@ -30,6 +30,10 @@ def refusal(line: Line) -> str:
 
 
 _KNOWN: tuple[tuple[Callable[[Dict], bool], str], ...] = (
+    (
+        lambda value: bool({"hash_ids", "hash_id_scope"} & value.keys()),
+        f"a serving trace, of lengths and block ids: it has no text; {_RECORD}",
+    ),
     (is_other_span, NO_MODEL),
     (
         lambda value: {"observations", "trace"} <= value.keys() or {"traceId", "type", "startTime"} <= value.keys(),
@@ -77,7 +81,7 @@ _KNOWN: tuple[tuple[Callable[[Dict], bool], str], ...] = (
 
 def _of_text(text: str) -> str:
     if text.lower().startswith("timestamp,"):
-        return "a table of lengths and times: it has neither text nor blocks, and says nothing about reuse"
+        return "a table of lengths and times, without text"
     if "Received request" in text and "SamplingParams" in text:
         return "vLLM's request log: it has no messages; record in front of vLLM, e.g. with LiteLLM"
     if text.lstrip().startswith("{"):
