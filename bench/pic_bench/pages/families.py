@@ -145,12 +145,8 @@ def _lines() -> Iterator[str]:
     for said, names in groups.items():
         yield f"- **{said}**: {'; '.join(names)}"
     yield ""
-    unsure: dict[str, list[str]] = {}
-    for family in families:
-        unsure.setdefault(family.unsure, []).append(family.name)
-    yield "Not looked up again, so perhaps not as published:"
-    yield ""
-    yield from (f"- {what}: {'; '.join(names)}" for what, names in unsure.items() if what)
+    unsure = "; ".join(family.name for family in families if family.unsure)
+    yield f"Flags or configurations not looked up again, so perhaps not as published (`unsure` there): {unsure}."
 
 
 _ABOUT: Final = (

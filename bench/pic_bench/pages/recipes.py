@@ -105,11 +105,10 @@ def _lines(answers: Sequence[tuple[Recipe, Answer]], num_renamed: int) -> Iterat
     yield fill(" ".join(_ABOUT.format(num_renamed=num_renamed).split()), 160, break_on_hyphens=False)
     yield ""
     reasons = Counter(
-        line.removesuffix(".") for _, answer in answers for line in (*answer.refused, *answer.prefix_only)
+        line.partition(": ")[0] for _, answer in answers for line in (*answer.refused, *answer.prefix_only)
     )
-    yield from table(
-        ["recipes:", "refused or prefix only because of"], ([str(n), why] for why, n in reasons.most_common())
-    ).splitlines()
+    named = "; ".join(f"{why} ({n})" for why, n in reasons.most_common())
+    yield f"Refused or prefix only because of ([why](REFERENCE.md#what-is-tested-admitted-and-refused)): {named}."
 
 
 _ABOUT: Final = """The recipes are those that were found in public until October 2026

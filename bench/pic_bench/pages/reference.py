@@ -35,6 +35,7 @@ OPERATE: Final = PAGE.with_name("OPERATE.md")
 CLI: Final = PAGE.with_name("CLI.md")
 _ROOT: Final = PAGE.parent.parent
 _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
+_NUMBER: Final = re.compile("^an? (integer|number)( from)? ")
 
 METRICS: Final = (
     *account.METRICS,
@@ -79,7 +80,7 @@ def _request_options() -> str:
 def _server_options() -> str:
     named = {}
     for s in settings_of(PicConfig).values():
-        allowed = f"; {s.allowed}" if s.allowed else ""
+        allowed = f"; {_NUMBER.sub('', s.allowed)}" if s.allowed else ""
         named[f"`{s.name}` (`{_json(s)}`{allowed})"] = s.description
     return _listed(named)
 
