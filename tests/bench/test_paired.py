@@ -65,6 +65,7 @@ def test_what_is_spliced_are_the_prompts_own_tokens(prompts: dict[str, Prompt], 
     assert num["tokens-3"] == num["seam-64"], "random choice computes as many"
 
 
+@pytest.mark.slow
 def test_exact_rows_cost_nothing_and_the_second_pass_computes_a_whole_block(
     model_dir: Callable[[str], Path], prompts: dict[str, Prompt]
 ) -> None:

@@ -169,11 +169,11 @@ def _exits() -> str:
 
 
 def _verbs() -> str:
-    """What each verb does, with examples; `--help` lists its arguments."""
+    """What each verb is for, with examples; `--help` says more."""
     parts = []
     for name, verb in VERBS.items():
         examples = "\n".join(f"$ {line}" for line in verb.examples)
-        parts.append(f"## {name}\n\n{verb.description}\n\n```console\n{examples}\n```\n")
+        parts.append(f"## {name}\n{verb.help[0].upper()}{verb.help[1:]}.\n\n```console\n{examples}\n```\n")
     return "\n".join(parts)
 
 

@@ -90,6 +90,7 @@ def test_a_wheel_is_read_without_installing_or_importing_it(folder: Path, capsys
     assert "sglang.srt.tree.Tree.lock has no parameter 'node'" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(installed_version() != BUILT_FOR, reason="another version is another SGLang")
 def test_the_installed_version_has_every_line() -> None:
     spec = importlib.util.find_spec("sglang")
