@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pic_traces import Call, CallSpec, Message, Session, limit, lines, load
 from pic_traces.clock import set_clocks
-from pic_traces.data.choose import MAX_PROMPT_TOKENS, MAX_SESSION_TOKENS, MIN_CALLS, choose
 from pic_traces.encode import load_encoder
 from pic_traces.errors import TraceError
 from pic_traces.logs import Passed
@@ -248,24 +247,10 @@ def test_the_demos_sample_keeps_its_rule() -> None:
     encoder = load_encoder(None)
     for session in sessions:
         lengths = [len(encoder.encode(call).tokens) for call in session.calls()]
-        assert len(lengths) >= MIN_CALLS
+        assert len(lengths) >= 8
         # The stand-in counts up to 15 % more than the tokenizer by which the sessions were chosen.
-        assert max(lengths) < 1.15 * MAX_PROMPT_TOKENS
-        assert sum(lengths) < 1.15 * MAX_SESSION_TOKENS
-
-
-def test_the_rule_takes_the_most_calls_and_then_the_fewest_tokens(tmp_path: Path) -> None:
-    def session(name: str, num_calls: int, text: str) -> dict[str, object]:
-        messages = [{"role": role, "content": text} for role in ("user", "assistant")] * num_calls
-        calls = {"messages": messages, "turns": list(range(1, 2 * num_calls, 2))}
-        return {"session_id": name, **calls, "license": "MIT", "meta": {"a": 1}}
-
-    found = [session("long", 9, "two words"), session("short", 9, "word"), session("few", 7, "word")]
-    path = write(tmp_path / "sessions.jsonl", *found, session("grows", 40, "word " * 150))
-    chosen = choose(path, load_encoder(None))
-    assert set(chosen) == {"session_id", "license", "messages", "turns"}
-    assert (chosen["session_id"], chosen["turns"]) == ("grows", list(range(1, 29, 2)))
-    assert choose(write(path, *found), load_encoder(None))["session_id"] == "short"
+        assert max(lengths) < 1.15 * 4_500
+        assert sum(lengths) < 1.15 * 40_000
 
 
 def test_licences_travel_with_the_samples() -> None:
