@@ -1,6 +1,6 @@
 """What a hostile tenant publishes, and the prompt that is then planned in its namespace.
 
-`test_core_budget.py` bounds the work of these plans; `python -m tests.fuzz.attacks` times them, larger.
+`tests/core/test_budget.py` bounds the work of these plans; `python -m tests.fuzz.attacks` times them, larger.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import weakref
 
 import msgspec
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_pic.census.outcome import RunSpan
@@ -44,6 +44,7 @@ def is_donated(rows: Rows, paths: list[Tokens], prompt: Tokens, run: RunSpan) ->
     )
 
 
+@settings(max_examples=40)
 @given(CALLS)
 def test_every_call_is_served_as_by_a_cache_of_rows(drawn: list[tuple[list[list[int]], int]]) -> None:
     calls = [([texts(message) for message in messages], TEXTS[answer]) for messages, answer in drawn]
