@@ -15,6 +15,7 @@ from pic_replay.client import read_events
 from sglang_pic import __version__
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve.modes import SWITCH_KEY
+from sglang_pic.cli import main
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, divergence, random_tokens, wait_until
 
@@ -136,6 +137,19 @@ def test_a_streaming_session_is_computed_and_counted(client: Client) -> None:
         assert divergence(full.first_token, turn.first_token) < 0.05
     client.flush()
     assert client.faults() == ""
+
+
+def test_check_compares_cold_prompts_with_cached_ones(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of requests that opt out, which are exact: in bf16 nothing is beyond its limit."""
+    trace = "gen:agent_meta?header=0&body=100&calls=2&sessions=2"
+    words = [client.server.base_url, trace, "--max-tokens", "4", "--json"]
+    assert main(["check", *words, "--extra-body", '{"custom_params": {"pic": {"mode": "off"}}}']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["cold"], found["num_top"], found["wrong"]) == ("a cache_salt of its own", 20, [])
+    assert all(pair["prompt_tokens"] - pair["cached_tokens"] == 1 for pair in found["again"])
+    assert [pair["call"] for pair in found["grown"]] == [1, 1]
+    assert all(100 < pair["cached_tokens"] < pair["prompt_tokens"] - 1 for pair in found["grown"])
+    assert {pair["cached_tokens"] for pair in found["noise"]} == {0}
 
 
 def test_a_shifted_answer_stays_close(client: Client) -> None:

@@ -164,6 +164,7 @@ def test_every_verb_runs_in_an_environment_with_nothing_else(
         "tune": ["sample:agents", "--model", "m", "--out", tmp_path / "t"],
         "doctor": ["m"],
         "replay": ["sample:agents", "--base-url", nobody, "--out", tmp_path / "r"],
+        "check": [nobody],
         "skill": ["list", "--base-url", nobody],
     }.items():
         done = installed("sglang-pic", verb, *words)
