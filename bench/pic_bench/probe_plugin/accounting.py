@@ -72,7 +72,7 @@ class Accountant:
         """After the tree has evicted."""
         self._num_evicted += result.num_tokens_evicted
 
-    def add_part(self, parts: dict[str, Any], *_: object) -> None:
+    def add_part(self, _config: object, parts: dict[str, Any], *_: object) -> None:
         """Before the plugin shows its part of `/server_info`."""
         parts["accounting"] = self.read
 
