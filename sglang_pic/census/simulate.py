@@ -185,6 +185,7 @@ class _RowsInPool(RowSource):
     """The rows that a pool still has; what is asked for is touched."""
 
     def __init__(self, prefixes: PrefixTree) -> None:
+        super().__init__()
         self._prefixes = prefixes
 
     def num_resident(self, path: Path, end: int) -> int:

@@ -163,10 +163,7 @@ class EqualSpans:
 
     def _first_part(self, run: Run) -> Run | None:
         holes = self._query.rows.holes(run.donor, run.donor_start, run.donor_end)
-        all_steps = self._query.options.steps
-        if not holes and not all_steps:
-            return run
-        crossed = [part for steps in all_steps for part in steps.crossed(run.donor_start, run.donor_end, run.shift)]
+        crossed = self._query.rows.unmovable(run.donor_start, run.donor_end, run.shift)
         if crossed:
             holes = merge_spans([*holes, *crossed])
         start, seam = run.donor_start, run.seam_len

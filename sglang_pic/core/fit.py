@@ -83,7 +83,7 @@ class Fitter:
 
     def _keep_images(self, runs: list[Run]) -> list[Run]:
         """The runs, cut so that each image is inside one run or in none."""
-        whole = self._query.options.whole
+        whole = self._query.rows.whole
         while whole and (held := keep_spans_whole(runs, whole, self._limits.min_spliced)) != runs:
             runs = self._repair(held, runs)
             self._dropped[DropReason.BELOW_MIN_RUN] += len(held) - len(runs)

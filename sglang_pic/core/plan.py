@@ -13,7 +13,6 @@ from sglang_pic.core.path import Path
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.settings import Range, check
 from sglang_pic.core.spans import Span, intersect_spans, whole_part
-from sglang_pic.core.steps import PositionSteps
 
 
 class Reason(Enum):
@@ -188,11 +187,6 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens that other requests compute in the same pass."""
     reads_before: Annotated[int, Range(0, 1 << 80)] = 0
     """Their `num_reads`."""
-    steps: tuple[PositionSteps, ...] = ()
-    """Steps by which the model scales or cuts its attention; no row is moved to another step."""
-
-    whole: tuple[Span, ...] = ()
-    """Spans of the prompt, ascending and disjoint, that a run contains completely or not at all: images."""
 
     def __post_init__(self) -> None:
         check(self)

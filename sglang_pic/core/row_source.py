@@ -1,4 +1,4 @@
-"""What the planner asks about the rows of donors: it has none itself."""
+"""What the planner asks about rows, as it has none itself: where a donor's are, and which of them can be moved."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from collections.abc import Sequence
 
 from sglang_pic.core.path import Path
 from sglang_pic.core.spans import Span
+from sglang_pic.core.steps import PositionSteps
 
 
 class RowSource:
     """The rows of donors' paths, for the plans of one request; this one has the rows of every path on the device.
 
-    Tiers and pools of rows answer here: host memory, a pool for sliding windows, pins.
+    Whatever has rows answers here: the device, host memory, a pool for sliding windows, pins, images. Rows of drafts
+    and index keys lie in the slots of the target's rows and move with them, so nothing is asked about them.
+
+    Args:
+        steps: by which the model scales or cuts its attention; no row is moved to another step.
+        whole: spans of the prompt, ascending and disjoint, that a run contains completely or not at all: images.
     """
+
+    def __init__(self, *, steps: Sequence[PositionSteps] = (), whole: Sequence[Span] = ()) -> None:
+        self._steps, self.whole = steps, whole
 
     def num_resident(self, path: Path, end: int) -> int:
         """How many leading tokens of a path, at most to the end of `end`'s page, have rows.
@@ -25,6 +34,10 @@ class RowSource:
     def holes(self, path: Path, start: int, end: int) -> Sequence[Span]:
         """The parts of a span, resident up to its end, of which some layers have no rows; ascending."""
         return ()
+
+    def unmovable(self, start: int, end: int, shift: int) -> Sequence[Span]:
+        """The parts of a donor's span that a shift would move to another step; ascending, they may overlap."""
+        return [part for steps in self._steps for part in steps.crossed(start, end, shift)]
 
     def num_to_fetch(self, path: Path, start: int, end: int) -> int:
         """How many rows of a span, resident up to its end, are on the host."""

@@ -112,14 +112,14 @@ def test_a_run_ends_where_its_rows_would_be_in_another_step() -> None:
     """There its model would scale the attention otherwise: the text goes on in the next run, or is computed."""
     steps, source = PositionSteps(200, offset=1), text(1, 700)
     index = index_of(source)
-    options = PlanOptions(policy=MOST_REUSE, steps=(steps,))
+    options = PlanOptions(policy=MOST_REUSE)
     free = plan_of(index, text(2, 150), source, text(3, 20))
     assert max(run.num_tokens for run in free.runs) > 500
-    plan = plan_of(index, text(2, 150), source, text(3, 20), options=options)
+    plan = plan_of(index, text(2, 150), source, text(3, 20), options=options, steps=[steps])
     assert len(plan.runs) > 1
     for run in plan.runs:
         for at in range(run.donor_start, run.donor_end):
             assert (at + 1) // 200 == (at + run.shift + 1) // 200
-    none = plan_of(index, text(2, 300), join(source, text(3, 20)), options=options)
+    none = plan_of(index, text(2, 300), join(source, text(3, 20)), options=options, steps=[steps])
     assert none.runs == ()
     assert none.dropped[DropReason.POSITION_STEP] > 0

@@ -193,12 +193,12 @@ def test_a_run_holds_an_image_whole_or_not_at_all(overlap: int) -> None:
     body = join(text(1, 60), image(1, 40), text(2, 70), image(2, 30), text(3, 40))
     prompt = join(text(92, 20), body, text(93, 5))
     policy = msgspec.structs.replace(POLICY, edit="in_place")
-    whole, options = places(prompt), PlanOptions(policy=policy, whole=places(prompt))
+    whole, options = places(prompt), PlanOptions(policy=policy)
     held = 0
     for at in range(overlap + 1, len(body), 3):
         # Two donors that part here, so that runs adjoin.
         index = index_of(join(text(90, 30), body[:at]), join(text(91, 47), body[at - overlap :]))
-        found = plan_of(index, prompt, options=options)
+        found = plan_of(index, prompt, options=options, whole=whole)
         assert not cuts(found, whole)
         assert has_seams(found)
         held += sum(start <= first < end for start, end in spans(found) for first, _ in whole)
@@ -229,7 +229,7 @@ def test_behind_another_image_in_its_place(old: Tokens, new: Tokens, serves: boo
     donor = join(parts[0], old, *parts[1:])
     index.publish("a", donor, [(0, len(donor))])
     prompt = join(parts[0], new, *parts[1:])
-    found = plan_of(index, prompt, prefix_len=100, options=PlanOptions(policy=POLICY, whole=places(prompt)))
+    found = plan_of(index, prompt, prefix_len=100, options=PlanOptions(policy=POLICY), whole=places(prompt))
     assert bool(found.runs) is serves
     if not serves:
         assert found.changed_fields == ((100, 100 + len(new)),)

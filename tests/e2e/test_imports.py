@@ -14,7 +14,9 @@ from tests.e2e.serving import Client, random_tokens, wait_until
 
 pytestmark = pytest.mark.e2e
 
-CLOSED = re.compile(r"sglang_pic(\.(adapter(?!\.doctor)|runtime|core|config|certificate|errors|nonces)\b.*)?|pic_kernels\b.*")
+CLOSED = re.compile(
+    r"sglang_pic(\.(adapter(?!\.doctor)|runtime|core|config|certificate|errors|nonces)\b.*)?|pic_kernels\b.*"
+)
 GATES = {"pic_bench", "pic_bench.probe_plugin"}
 """SGLang calls the experiments' plugin in every process, where it finds that it is not asked for."""
 ON_THIS_PLATFORM = re.compile(r"pic_platform\b.*")

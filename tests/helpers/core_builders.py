@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from sglang_pic.core import (
     Path,
     Plan,
     PlanOptions,
+    PositionSteps,
     RowNames,
     RowSource,
     Span,
@@ -69,6 +70,8 @@ def plan_of(
     namespace: object = "a",
     resolve: Resolve = all_resident,
     pinned: int = 0,
+    steps: Sequence[PositionSteps] = (),
+    whole: Sequence[Span] = (),
     **how: Any,
 ) -> Plan:
     """A plan, each run of which is proved equal to its donor token by token."""
@@ -82,7 +85,7 @@ def plan_of(
         def pinned_len(self, path: Path) -> int:
             return min(pinned, len(path))
 
-    plan = index.plan(namespace, prompt, rows=Rows(), **{"prefix_len": 0, **how})
+    plan = index.plan(namespace, prompt, rows=Rows(steps=steps, whole=whole), **{"prefix_len": 0, **how})
     at = plan.prefix_len
     for run in plan.runs:
         assert at <= run.target_start < run.target_end < len(prompt)

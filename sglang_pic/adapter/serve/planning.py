@@ -99,8 +99,7 @@ class Planning:
         is_short = num_left <= policy.min_run_tokens
         if is_short or state.is_faulty or state.options.pin is not None or self._eligibility.refusal(req) is not None:
             return
-        pinned_len = self._features.pinned_len(state)
-        rows = TreeRows(tree, self._index.names, self._tier, self._windows, media=self._media, pinned_len=pinned_len)
+        rows = self._rows(state, tree)
         tokens = tokens_of(req)
         options = PlanOptions(
             policy=policy,
@@ -110,8 +109,6 @@ class Planning:
             cost=self.cost,
             num_before=num_before,
             reads_before=reads_before,
-            steps=self.limits.steps,
-            whole=state.whole,
         )
         began = time.perf_counter()
         try:
@@ -120,6 +117,18 @@ class Planning:
             rows.release()
             raise
         self._series.observe(PLAN_SECONDS, time.perf_counter() - began)
+
+    def _rows(self, state: RequestState, tree: Tree) -> TreeRows:
+        return TreeRows(
+            tree,
+            self._index.names,
+            self._tier,
+            self._windows,
+            media=self._media,
+            pinned_len=self._features.pinned_len(state),
+            steps=self.limits.steps,
+            whole=state.whole,
+        )
 
     def _plan(self, req: Req, rows: TreeRows, tokens: Tokens, start: int, options: PlanOptions) -> None:
         state: RequestState = req.pic

@@ -17,7 +17,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.rows import OffDevice, Piece, RowTier, WindowRows, cut_pieces
 from sglang_pic.adapter.sglang.seams import Tree
-from sglang_pic.core import Path, RowNames, RowSource, Run, Span, intersect_spans, subtract_spans
+from sglang_pic.core import Path, PositionSteps, RowNames, RowSource, Run, Span, intersect_spans, subtract_spans
 
 
 class _Resident(NamedTuple):
@@ -54,7 +54,10 @@ class TreeRows(RowSource):
         *,
         media: TextOnly | None = None,
         pinned_len: Callable[[Path], int] | None = None,
+        steps: Sequence[PositionSteps] = (),
+        whole: Sequence[Span] = (),
     ) -> None:
+        super().__init__(steps=steps, whole=whole)
         self._tree, self._names, self._tier, self._windows = tree, names, tier, windows
         self._media, self._pinned_len = media or TextOnly(), pinned_len
         self._found: dict[Path, _Resident] = {}

@@ -211,8 +211,8 @@ class Bench:
         self.forward(self.batch(donor, self.donor, further))
         index.publish("here", path, [(0, len(path))])
         tokens = read(images, req)
-        options = PlanOptions(policy=MOST_REUSE, whole=req.pic.whole)
-        made = index.plan("here", tokens, prefix_len=0, rows=RowSource(), options=options)
+        options, rows = PlanOptions(policy=MOST_REUSE), RowSource(whole=req.pic.whole)
+        made = index.plan("here", tokens, prefix_len=0, rows=rows, options=options)
         full = self.forward(self.batch(req, self.full))
         moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in made.runs])
         ways = {
