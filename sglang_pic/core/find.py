@@ -36,7 +36,7 @@ class Finder:
 
     def __init__(self, query: Query, guard: Guard, paths: PlanPaths, dropped: Counter[DropReason]) -> None:
         self._query, self._guard, self._paths, self._dropped = query, guard, paths, dropped
-        self._spans = EqualSpans(query, paths, dropped)
+        self._limits, self._spans = query.limits, EqualSpans(query, paths, dropped)
         # The end of the prefix or of the last run.
         self._served = query.prefix_len
         self._used: list[Node] = []
@@ -55,7 +55,7 @@ class Finder:
         return runs
 
     def _collect(self) -> list[Run]:
-        query, limits, runs = self._query, self._query.limits, list[Run]()
+        query, limits, runs = self._query, self._limits, list[Run]()
         at = max(query.prefix_len, limits.sink)
         if limits.stop - at < limits.min_spliced:
             return runs
@@ -141,7 +141,7 @@ class Finder:
         candidates = unchanged or candidates
         longest = max(found.end - found.start for found in candidates)
         # Among spans nearly as long: the last run's shift first, then the longer equal context.
-        tolerated = longest - min(self._query.limits.min_run, longest // 8)
+        tolerated = longest - min(self._limits.min_run, longest // 8)
         near = [found for found in candidates if found.end - found.start >= tolerated]
         # `max` returns the first of equals: the freshest.
         return max(

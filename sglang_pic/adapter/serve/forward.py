@@ -28,8 +28,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import torch
-
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.gathered import set_token_counts
 from sglang_pic.adapter.serve.fallback import Fallback
@@ -280,11 +278,6 @@ class ForwardPath:
 
         # The MHA paths of DeepSeek re-project a sequence's whole prefix; a gap batch has it in the pool already.
         return AttnForwardMethod.MLA
-
-
-def _device_module(splicer: Splicer) -> Any:
-    """`torch.cuda`, `torch.cpu`, ..."""
-    return torch.get_device_module(splicer.view.device)
 
 
 def attach_gap_batch(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = False) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -105,8 +106,11 @@ class TreeRows(RowSource):
 
     def _lock(self, found: OffDevice) -> Callable[[], object]:
         """Lock the rows of a match, on the device and on the host; returns the function that unlocks them."""
+        unlock = partial(self._tree.unlock, self._tree.lock(found.node))
+        if not found.nodes:
+            return unlock
         with ExitStack() as locks:
-            locks.callback(self._tree.unlock, self._tree.lock(found.node))
+            locks.callback(unlock)
             self._tier.lock(found, locks)
             return locks.pop_all().close
 
