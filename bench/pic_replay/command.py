@@ -35,11 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit-sessions", type=int, metavar="N", help="only the first N sessions of the trace")
     parser.add_argument("--limit-calls", type=int, metavar="N", help="only the first N calls of the trace")
     parser.add_argument("--max-tokens", type=int, default=16, metavar="N", help="output tokens a call (default: 16)")
-    parser.add_argument("--model", metavar="NAME", help="model name to send (default: the server's first)")
+    add_request_arguments(parser)
     parser.add_argument(
         "--custom-params", metavar="JSON", help='SGLang\'s custom_params, e.g. \'{"pic": {"mode": "off"}}\''
     )
-    parser.add_argument("--extra-body", metavar="JSON", help="merged into every request body; overrides other fields")
     parser.add_argument(
         "--logprobs",
         type=int,
@@ -56,11 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="send tools as plain text: when the chat template does not show them (auto, default), always, never",
     )
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="unrelated requests first (default: 1)")
-    parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="longest silence (default: 600)")
     parser.add_argument("--force", action="store_true", help="replace the run that the folder has")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.epilog = f"environment:\n  {API_KEY}  the server's --api-key; never recorded"
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what every request to a server is sent with."""
+    parser.add_argument("--model", metavar="NAME", help="model name to send (default: the server's first)")
+    parser.add_argument("--extra-body", metavar="JSON", help="merged into every request body; overrides other fields")
+    parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="longest silence (default: 600)")
 
 
 def options_from(args: argparse.Namespace) -> ReplayOptions:

@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 from pic_replay.client import Endpoint
-from pic_replay.command import json_object
+from pic_replay.command import add_request_arguments, json_object
 from pic_replay.options import ReplayOptions
 from pic_traces.errors import TraceError
 from pic_traces.source import TRACE_HELP, limit, load
@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit-calls", type=int, default=12, metavar="N", help="only the first N calls of the trace (default: 12)"
     )
     add_options(parser, OPTIONS, "limit-sessions", "max-tokens")
-    parser.add_argument("--model", metavar="NAME", help="model name to send (default: the server's first)")
-    parser.add_argument("--extra-body", metavar="JSON", help="merged into every request body; overrides other fields")
-    parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="longest silence (default: 600)")
+    add_request_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print every pair as JSON instead of the table")
     parser.epilog = f"environment:\n  {API_KEY}  the server's --api-key"
 
