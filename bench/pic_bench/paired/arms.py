@@ -22,7 +22,8 @@ from sglang_pic.core import PRESETS, Plan, ReusePolicy
 POLICIES: Final = {
     "any-order": ReusePolicy(seam_tokens=32, tail_tokens=32, other_tail_tokens=0, reordered="splice"),
     "any-text": ReusePolicy(seam_tokens=64, tail_tokens=64, other_tail_tokens=0),
-    **{f"seam-{seam}": ReusePolicy(seam_tokens=seam, tail_tokens=64) for seam in (32, 64, 128)},
+    **{f"seam-{seam}": ReusePolicy(seam_tokens=seam, tail_tokens=64) for seam in (32, 64, 128, 256)},
+    "tail-256": ReusePolicy(seam_tokens=64, tail_tokens=256),
     "most": ReusePolicy(**PRESETS["most"]),
 }
 """By name."""

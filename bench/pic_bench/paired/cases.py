@@ -7,6 +7,8 @@ copies   a function of one of several files is written out word for word; the fi
 gone     the request before had a correction of what is asked, behind it or in front of it, short as a field or longer;
          each is a kind of its own, the longer ones `planted`
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
+again    calls of traces that end in the result of a tool, which was read some steps earlier too: the request before had
+         the session up to there and the same result behind it; a kind for each trace
 NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
 
@@ -20,6 +22,7 @@ from functools import partial
 from itertools import chain, count, zip_longest
 from pathlib import Path
 
+import msgspec
 from pic_generate.questions import (
     GENERATED,
     Question,
@@ -32,6 +35,7 @@ from pic_generate.questions import (
 from pic_generate.source_code import make_code, make_path
 from pic_generate.vocabulary import make_text
 from pic_traces.encode import Encoder
+from pic_traces.session import Call, Message
 from pic_traces.source import load
 
 from pic_bench.fidelity.cases.case import Case, Ids, Tokens, lay_out, place_blocks
@@ -51,6 +55,11 @@ TRACE_TOKENS = 1536
 """Most tokens of a trace's prompt."""
 LEAST_SPLICED = 256
 """Fewest tokens that the boldest policy splices of a trace's call."""
+LEAST_READ, _MOST_READ = 192, 1024
+"""Tokens of a result that is read again."""
+UNREAD = (96, 0.45)
+"""Text before such a result that the request before had not: fewest tokens, and the largest share of the prompt."""
+_OF_A_SESSION, _SYSTEM_CHARACTERS = 4, 3200
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480, 720)
@@ -148,7 +157,7 @@ class Cases:
     def of(self, kind: str, num: int) -> Iterator[Prompt]:
         """Candidates of a kind, `num` at most of each of its sources."""
         made = {"order": self._order, "drawn": self._drawn, "tools": self._tools}
-        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields}
+        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields, "again": self._again}
         return made[kind](num) if kind in made else self._calls(kind, num)
 
     def _order(self, num: int) -> Iterator[Prompt]:
@@ -267,7 +276,7 @@ class Cases:
         sessions = list(load(source))
         random.Random(f"calls-{self.seed}").shuffle(sessions)
         requests, seen = Requests(self.encoder, self.policies), set[tuple[int, ...]]()
-        kind, found = re.sub(r"\W+", "-", Path(source).name.removeprefix("gen:").partition(".")[0].partition("?")[0]), 0
+        kind, found = _trace_name(source), 0
         for session in sessions:
             taken = 0
             for call in session.calls():
@@ -289,6 +298,58 @@ class Cases:
                     requests.add(path)
             if found >= num:
                 return
+
+    def _again(self, num: int) -> Iterator[Prompt]:
+        """Traces in turn, two calls of a session at most, no answer twice."""
+        found = [self._read_again(path, num) for path in self.data if not is_question_set(path)]
+        yield from (each for each in chain.from_iterable(zip_longest(*found)) if each is not None)
+
+    def _read_again(self, path: Path, num: int) -> Iterator[Prompt]:
+        sessions = list(load(str(path)))
+        rng = random.Random(f"again-{self.seed}")
+        rng.shuffle(sessions)
+        kind, found = f"again-{_trace_name(str(path))}", 0
+        for session in sessions:
+            call = max(session.calls(), key=lambda call: len(call.messages))
+            messages = [_shortened(each) for each in call.messages]
+            places = [at for at in range(5, len(messages) - 1) if _is_step(messages[at - 1 : at + 2])]
+            taken = 0
+            for at in rng.sample(places, len(places)):
+                made = self._made_again(kind, f"{session.session_id}-{at}", call, messages[: at + 2], rng)
+                if made is not None:
+                    taken += 1
+                    yield made
+                if taken == _OF_A_SESSION:
+                    break
+            found += taken
+            if found >= num:
+                return
+
+    def _made_again(
+        self, kind: str, name: str, call: Call, messages: list[Message], rng: random.Random
+    ) -> Prompt | None:
+        """The session up to the answer to a result, behind the same without some of the steps before it; None if its
+        text is too short or too long, or the default splices nothing."""
+        *before, asks, result, answer = messages
+        length = len(self.text.ids(str(result.get("content") or "")))
+        starts = [at for at in range(2, len(before)) if before[at]["role"] == "assistant"]
+        if not LEAST_READ <= length <= _MOST_READ or not starts:
+            return None
+        cut = msgspec.structs.replace
+        for start in starts[::-1]:
+            steps = [*before[:2], *before[start:], asks, result]
+            encoded = self.encoder.encode(cut(call, tools=None, messages=steps, completion=answer))
+            ids = encoded.tokens.tolist()
+            gold = encoded.path.tolist()[len(ids) :][:ANSWER_TOKENS]
+            if len(ids) > self.longest:
+                return None
+            last = rng.choice([at for at in starts if at >= start] + [len(before)])
+            donor = cut(call, tools=None, messages=[*before[:2], *before[last:], asks, result], completion=None)
+            old = self.encoder.encode(donor).tokens.tolist()
+            if UNREAD[0] <= len(ids) - len(old) <= UNREAD[1] * len(ids) and len(gold) == ANSWER_TOKENS:
+                made = self._made(kind, name, ids, [old], gold)
+                return made if made.plans["seam-64"].num_spliced else None
+        return None
 
     def _documents(self, num: int) -> Iterator[tuple[Case, int]]:
         """Questions, JSON and edits in turn, with the longest answer of each."""
@@ -331,6 +392,24 @@ class Cases:
             judge=judge,
             answers=answers,
         )
+
+
+def _trace_name(source: str) -> str:
+    """Of a trace's file, or of a generator and its arguments."""
+    return re.sub(r"\W+", "-", Path(source).name.removeprefix("gen:").partition(".")[0].partition("?")[0])
+
+
+def _is_step(messages: Sequence[Message]) -> bool:
+    """Whether an agent calls a tool, reads its result and answers."""
+    return [each["role"] == "assistant" for each in messages] == [True, False, True]
+
+
+def _shortened(message: Message) -> Message:
+    """A system prompt's beginning; other messages as they are."""
+    content = message.get("content")
+    if message["role"] != "system" or not isinstance(content, str):
+        return message
+    return {**message, "content": content[:_SYSTEM_CHARACTERS]}
 
 
 def _begins_with(gold: str, answer: str, _full: str) -> bool:

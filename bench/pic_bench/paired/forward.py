@@ -103,10 +103,14 @@ class Forward:
         theta = config.rope_theta or rope.rope_theta or 10000.0
         self._frequencies = theta ** -(torch.arange(0, self._dim, 2, dtype=torch.float64) / self._dim)
         self._dtype = dtype
+        # Without AVX-512 a CPU multiplies float32 six times as fast. Products of bfloat16 are summed in float32 either
+        # way, and rounded afterwards.
+        product = torch.float32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else dtype
         weights = _weights(folder, dtype)
         self._embedding = weights["model.embed_tokens.weight"]
-        self._head = weights.get("lm_head.weight", self._embedding)
         self._norm = weights["model.norm.weight"]
+        weights = {name: each if "norm" in name else each.to(product) for name, each in weights.items()}
+        self._head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
         self._layers = [_layer(weights, f"model.layers.{i}.") for i in range(self.num_layers)]
 
     def rows(self, num: int) -> Rows:
@@ -135,29 +139,32 @@ class Forward:
         is_whole = len(at) == end
         hidden = self._embedding[ids]
         for number, layer in enumerate(self._layers):
-            qkv = functional.linear(self._rms(hidden, layer.norm), layer.qkv, layer.qkv_bias)
+            qkv = _product(self._rms(hidden, layer.norm), layer.qkv, layer.qkv_bias)
             query, key, value = qkv.view(len(at), -1, self._dim).split((self._heads, self._kv_heads, self._kv_heads), 1)
             rows.keys[number, at], rows.values[number, at] = key, value
             query, keys = self.rotated(query, at), self.rotated(rows.keys[number, :end], places)
             if probe is not None:
                 probe(number, query, keys)
+            query, keys, values = (
+                each.transpose(0, 1)[None].to(layer.out.dtype) for each in (query, keys, rows.values[number, :end])
+            )
             attended = functional.scaled_dot_product_attention(
-                query.transpose(0, 1)[None],
-                keys.transpose(0, 1)[None],
-                rows.values[number, :end].transpose(0, 1)[None],
+                query,
+                keys,
+                values,
                 attn_mask=None if is_whole else mask,
                 is_causal=is_whole,
                 enable_gqa=True,
             )
-            hidden = hidden + functional.linear(attended[0].transpose(0, 1).flatten(1), layer.out)
-            gate, up = functional.linear(self._rms(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
+            hidden = hidden + _product(attended[0].transpose(0, 1).flatten(1).to(hidden.dtype), layer.out)
+            gate, up = _product(self._rms(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+            hidden = hidden + _product(functional.silu(gate) * up, layer.down)
         return self._rms(hidden, self._norm)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, vocabulary]`, in float32."""
-        return functional.linear(hidden, self._head).float()
+        return _product(hidden, self._head).float()
 
     def rotated(self, rows: Tensor, at: Tensor) -> Tensor:
         """Keys or queries `[n, heads, dim]` at their positions, which may be negative; halves are pairs."""
@@ -168,6 +175,10 @@ class Forward:
 
     def _rms(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, hidden.shape[-1:], weight, self._eps)
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return functional.linear(rows.to(weight.dtype), weight, bias).to(rows.dtype)
 
 
 def _weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
