@@ -19,19 +19,6 @@ RULES = prose(1, 400)
 NUM = 4
 
 
-def turns(count: int) -> list[Message]:
-    """So many turns of a user and an assistant."""
-    found: list[Message] = []
-    for n in range(count):
-        found += [user(f"{n} {prose(100 + n, 120)}"), assistant(prose(200 + n, 60))]
-    return found
-
-
-def asked(head: Message, n: int) -> Call:
-    """Call n of a session that only appends, behind a system prompt."""
-    return call_of([head, *turns(n), user(f"{n} {prose(100 + n, 120)}")], prose(200 + n, 60), index=n)
-
-
 def system(text: str) -> Message:
     return {"role": "system", "content": text}
 
@@ -44,10 +31,25 @@ def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
+def question(n: int) -> str:
+    return f"{n} {prose(100 + n, 120)}"
+
+
+def turns(count: int) -> list[Message]:
+    """So many turns of a user and an assistant."""
+    return [each for n in range(count) for each in (user(question(n)), assistant(prose(200 + n, 60)))]
+
+
+def asked(n: int, *behind: Message, head: str = RULES, message: str = "", answer: str = "") -> Call:
+    """Call n of a session that only appends, `behind` its last message a message more."""
+    messages = [system(head), *turns(n), user(message or question(n)), *behind]
+    return call_of(messages, answer or prose(200 + n, 60), index=n)
+
+
 def growing(head: Callable[[int], str]) -> Calls:
     """A session whose system prompt changes with every call."""
     for n in range(NUM):
-        yield asked(system(head(n)), n)
+        yield asked(n, head=head(n))
 
 
 IDS = ["457f9e42-6dad-4440-adc0-523119c215d0", "f5834b7c-290c-4129-ac68-aa2c756b7f5e"] * 2
@@ -64,19 +66,14 @@ def session_ids() -> Calls:
 
 def relative_times() -> Calls:
     for n in range(NUM):
-        stamped = [
-            {**one, "content": f"[{m} minutes ago] {one['content']}"} for m, one in enumerate(turns(n), start=4 * n)
-        ]
+        aged = enumerate(turns(n), start=4 * n)
+        stamped = [{**one, "content": f"[{m} minutes ago] {one['content']}"} for m, one in aged]
         yield call_of([system(RULES), *stamped, user("[just now] go")], index=n)
 
 
 def stripped_stamps() -> Calls:
     for n in range(NUM):
-        yield call_of(
-            [system(RULES), *turns(n), user(f"[Sat 2026-06-06 14:0{n} UTC] {prose(100 + n, 120)}")],
-            prose(200 + n, 60),
-            index=n,
-        )
+        yield asked(n, message=f"[Sat 2026-06-06 14:0{n} UTC] {prose(100 + n, 120)}")
 
 
 def documents() -> Calls:
@@ -90,7 +87,7 @@ def memories() -> Calls:
     for n in range(NUM):
         order = [(3 * n + k) % 8 for k in range(8)]
         listed = "\n".join(f"- [{one}] {prose(500 + one, 40)}" for one in order)
-        yield asked(system(f"{RULES}\n\n<memory>\n{listed}\n</memory>"), n)
+        yield asked(n, head=f"{RULES}\n\n<memory>\n{listed}\n</memory>")
 
 
 def tools_of(names: list[int], *, reverse: bool = False) -> list[object]:
@@ -99,23 +96,19 @@ def tools_of(names: list[int], *, reverse: bool = False) -> list[object]:
         parameters = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
         if reverse:
             parameters = dict(reversed(parameters.items()))
-        found.append(
-            {
-                "type": "function",
-                "function": {"name": f"tool_{one}", "description": prose(600 + one, 60), "parameters": parameters},
-            }
-        )
+        function = {"name": f"tool_{one}", "description": prose(600 + one, 60), "parameters": parameters}
+        found.append({"type": "function", "function": function})
     return found
 
 
 def alternating_tools() -> Calls:
     for n in range(NUM):
-        yield call_with(asked(system(RULES), n), tools_of([0, 1, 2, 3] if n % 2 else [2, 0, 3, 1]))
+        yield call_with(asked(n), tools_of([0, 1, 2, 3] if n % 2 else [2, 0, 3, 1]))
 
 
 def keys_of_tools() -> Calls:
     for n in range(NUM):
-        yield call_with(asked(system(RULES), n), tools_of([0, 1, 2, 3], reverse=bool(n % 2)))
+        yield call_with(asked(n), tools_of([0, 1, 2, 3], reverse=bool(n % 2)))
 
 
 def call_with(call: Call, tools: list[object]) -> Call:
@@ -125,29 +118,20 @@ def call_with(call: Call, tools: list[object]) -> Call:
 def keys_of_results() -> Calls:
     for n in range(NUM):
         rows = {f"k{(k + n) % 5}": prose(700 + (k + n) % 5, 40) for k in range(5)}
-        yield call_of(
-            [system(RULES), user("look"), assistant("ok"), user(json.dumps(rows)), *turns(n), user("go")], index=n
-        )
+        looked = [user("look"), assistant("ok"), user(json.dumps(rows))]
+        yield call_of([system(RULES), *looked, *turns(n), user("go")], index=n)
 
 
 def reminders() -> Calls:
     note = user(f"<reminder>\n{prose(800, 40)}\n</reminder>")
     for n in range(NUM):
-        yield call_of([system(RULES), *turns(n), user(f"{n} {prose(100 + n, 120)}"), note], prose(200 + n, 60), index=n)
+        yield asked(n, note)
 
 
 def sources_in_the_last_message() -> Calls:
     for n in range(NUM):
-        asked = f"{n} {prose(100 + n, 120)}"
-        yield call_of(
-            [
-                system(RULES),
-                *turns(n),
-                user(f"Use the sources below, and name them. <source>{prose(810, 400)}</source>\n{asked}"),
-            ],
-            prose(200 + n, 60),
-            index=n,
-        )
+        sources = f"Use the sources below, and name them. <source>{prose(810, 400)}</source>"
+        yield asked(n, message=f"{sources}\n{question(n)}")
 
 
 def questions_first() -> Calls:
@@ -156,11 +140,8 @@ def questions_first() -> Calls:
 
 
 def growing_status() -> Calls:
-    return growing(
-        lambda n: (
-            f"{RULES}\nStatus:\n" + "".join(f" M src/{prose(830 + k, 3)}.py\n" for k in range(n)) + f"\n{prose(831)}"
-        )
-    )
+    changed = [f" M src/{prose(830 + k, 3)}.py\n" for k in range(NUM)]
+    return growing(lambda n: f"{RULES}\nStatus:\n{''.join(changed[:n])}\n{prose(831)}")
 
 
 def trimmed_results(stub: str) -> Calls:
@@ -178,11 +159,8 @@ def sliding_window() -> Calls:
 
 
 def compaction() -> Calls:
-    history = [
-        one
-        for k in range(12)
-        for one in (user(f"run {prose(860, 40)} {prose(870 + k, 150)}"), assistant(f"run {prose(860, 40)}"))
-    ]
+    run = f"run {prose(860, 40)}"
+    history = [one for k in range(12) for one in (user(f"{run} {prose(870 + k, 150)}"), assistant(run))]
     yield call_of([system(RULES), *history[:20], user("go")])
     yield call_of([system(RULES), *history[:22], user("go")], index=1)
     yield call_of([system(RULES), user(f"Summary: {prose(880, 200)}"), *history[-4:], user("go")], index=2)
@@ -213,16 +191,14 @@ def thoughts_in_a_field() -> Calls:
 def thoughts_in_the_content() -> Calls:
     for n in range(NUM):
         answer = f"<think>\n{prose(920 + n, 80)}\n</think>\n\n{prose(200 + n, 60)}"
-        yield call_of([system(RULES), *turns(n), user(f"{n} {prose(100 + n, 120)}")], answer, index=n)
+        yield asked(n, answer=answer)
 
 
 def proxy() -> Calls:
     for n in range(NUM):
-        answer = f"{prose(200 + n, 30)}\n\n\n{prose(930 + n, 60)}"
-        before = [
-            one for k in range(n) for one in (user(f"{k}"), assistant(f"{prose(200 + k, 30)}\n\n{prose(930 + k, 60)}"))
-        ]
-        yield call_of([system(RULES), *before, user(f"{n}")], answer, index=n)
+        answers = [(prose(200 + k, 30), prose(930 + k, 60)) for k in range(n + 1)]
+        before = [one for k in range(n) for one in (user(f"{k}"), assistant("\n\n".join(answers[k])))]
+        yield call_of([system(RULES), *before, user(f"{n}")], "\n\n\n".join(answers[n]), index=n)
 
 
 HEADER = "x-usage: build=2.1.177.{0:.3}; entry=cli; sum={0};"

@@ -113,9 +113,14 @@ def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: 
         ([GEN], "is named twice"),
         (["--limit-sessions", "0"], "--limit-sessions=0: must be 1 or more"),
         (["--min-run", "0"], "min_run_tokens=0"),
+        (["--pool", "0"], "--pool=0: must be 1 or more"),
+        (["--sessions", "-1"], "--sessions=-1: must be 1 or more"),
+        (["--picture", "a.svg"], "set --pool TOKENS"),
+        (["--pool", "9000", "--picture", "a.png"], "--picture='a.png': must be a file .svg"),
+        (["--pool", "9000", "--picture", "none/a.svg"], "in a folder that exists"),
     ],
 )
-def test_usage(words: list[str], what: str, capsys: Capture) -> None:
+def test_arguments_that_are_not_allowed_are_named(words: list[str], what: str, capsys: Capture) -> None:
     assert main(["census", GEN, *words]) == 2
     out, err = capsys.readouterr()
     assert (out, what in err) == ("", True), err

@@ -139,18 +139,3 @@ def test_the_table_and_the_picture(tmp_path: Path, capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert "refuses" in shown
     assert "not between these" in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--pool", "0"], "--pool=0: must be 1 or more"),
-        (["--sessions", "-1"], "--sessions=-1: must be 1 or more"),
-        (["--picture", "a.svg"], "set --pool TOKENS"),
-        (["--pool", "9000", "--picture", "a.png"], "--picture='a.png': must be a file .svg"),
-        (["--pool", "9000", "--picture", "none/a.svg"], "in a folder that exists"),
-    ],
-)
-def test_bad_arguments(words: list[str], told: str, capsys: Capture) -> None:
-    assert main(["census", "sample:opendevin", *words]) == 2
-    assert told in capsys.readouterr().err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pytest
@@ -123,72 +121,12 @@ def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_what_terminals_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shared = "The quick brown fox jumps over the lazy dog. " * 100
-    calls = [[{"role": "system", "content": f"\x1b]0;evil\x07 \x9b2J {n} {shared}"}] for n in range(3)]
-    log = tmp_path / "secret-folder" / "log.jsonl"
-    log.parent.mkdir()
-    log.write_text("".join(json.dumps({"messages": call}) + "\n" for call in calls))
-    out = tmp_path / "page.html"
-    assert main(["explain", str(log), "--out", str(out)]) == 0
-    (tmp_path / "bad\x1b.jsonl").write_text("{")
-    assert main(["census", str(tmp_path / "bad\x1b.jsonl")]) == 2
-    printed = "".join(capsys.readouterr())
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
-    assert printed.count("\\u001b") >= 2
-    assert "secret-folder" not in out.read_text()
-    assert main(["explain", str(log), "--out", "/proc/x.html"]) == 2
-
-
 def test_limits_and_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "page.html"), "--force"]
     assert main(["explain", SAMPLE, *out, "--limit-calls", "3", "--limit-sessions", "1"]) == 0
     assert capsys.readouterr().out.startswith("3 calls, ")
     assert main(["explain", "gen:random?sessions=3", *out]) == 0
     assert "No break cost tokens" in capsys.readouterr().out
-
-
-def test_page_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "page.html"
-    out.write_text("mine")
-    assert main(["explain", SAMPLE, "--out", str(out), "--limit-calls", "1"]) == 2
-    assert out.read_text() == "mine"
-    assert "--force" in capsys.readouterr().err
-    assert main(["explain", SAMPLE, "--out", str(out), "--limit-calls", "1", "--force"]) == 0
-    assert out.read_text() != "mine"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--out page.html --limit-calls 0", "--limit-calls=0"),
-        ("--out page.html --limit-sessions -2", "--limit-sessions=-2"),
-        (f"{SAMPLE} --out page.html", "named twice"),
-        ("--out no/page.html", "no/page.html"),
-        ("--out .", "is a folder"),
-    ],
-)
-def test_bad_values_are_usage(words: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["explain", SAMPLE, *words.split()]) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n', "no text"),
-        ('{"messages": [{"role": "user", "content": "x"}]}\nnot json\n', "log.jsonl:2"),
-    ],
-)
-def test_a_wrong_last_file_is_found_first(text: str, message: str, tmp_path: Path, capsys: Capture) -> None:
-    trace = tmp_path / "log.jsonl"
-    trace.write_text(text)
-    words = ["explain", SAMPLE, str(trace), "--strict", "--out", str(tmp_path / "page.html")]
-    assert main(words) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [trace]
 
 
 def test_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

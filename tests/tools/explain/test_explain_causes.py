@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pic_traces import load
-from pic_traces.encode import load_encoder
 from pic_traces.session import Call, Message
 
-from sglang_pic.census.simulate import simulate
-from sglang_pic.core import PRESETS, CoreConfig, as_tokens
+from sglang_pic.core import as_tokens
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.diagnose import Break
 from sglang_pic.explain.fields import cause_of, field_around, first_value
@@ -67,33 +63,6 @@ def test_texts_are_cut_out_exactly() -> None:
     assert (found.old_len, found.new_len) == (1, 1)
 
 
-def test_note_that_moves_with_the_end() -> None:
-    note = "\n\nREMINDER: you have {} turns left to complete the whole of the task that you were given."
-    first = chat("You are.", BODY + note.format(19))
-    then = chat("You are.", BODY, "done with that", "go on" + note.format(18))
-    found = second(first, then)
-    assert found.cause is Cause.MOVED
-    assert "REMINDER" in found.old
-
-
-def test_answer_that_came_back_changed() -> None:
-    answer = f"Let me think about it for a while.\n\n{prose(10)}"
-    first, then = chat("You are.", BODY), chat("You are.", BODY, prose(10), "next")
-    found = diagnose(call_of(first, answer), call_of(then, index=1))[1]
-    assert found.cause is Cause.ANSWER
-
-
-def test_compaction_keeps_a_tail() -> None:
-    turns = [prose(20 + n, 300) for n in range(12)]
-    system = prose(19)
-    first = chat(system, *turns[:10])
-    grown = chat(system, *turns[:10], "ok", turns[11])
-    summary = chat(system, f"A summary of it all: {prose(50, 120)}", "ok", turns[11], "ok", "and now?")
-    found = diagnose(call_of(first), call_of(grown, index=1), call_of(summary, index=2))[2]
-    assert found.cause is Cause.COMPACTION
-    assert found.num_lost > 200
-
-
 def test_other_agent_and_other_task() -> None:
     code = prose(30, 200)
     writer = call_of(chat(f"You are the writer. {prose(31)}", code), agent="writer")
@@ -107,31 +76,6 @@ def test_continuing_a_retry_and_a_step_back_are_no_breaks() -> None:
     first, then = chat("You are.", BODY), chat("You are.", BODY, "ok", "go on")
     found = diagnose(call_of(first), call_of(then, index=1), call_of(first, "other", index=2), call_of(then, index=3))
     assert found == [None, None, None, None]
-
-
-def worst_cause(trace: str) -> Counter[Cause]:
-    """Tokens lost by cause, on what census and encoder really give."""
-    lost = Counter[Cause]()
-    config = CoreConfig(**PRESETS["balanced"], edit="in_place")
-    for _, found in breaks(simulate([(trace, load(trace))], load_encoder(None), config=config)):
-        if found is not None:
-            lost[found.cause] += found.num_lost
-    return lost
-
-
-@pytest.mark.parametrize(
-    ("trace", "cause"),
-    [
-        ("gen:agent_meta?sessions=1&calls=6", Cause.REPLACED),
-        ("gen:sysvar?sessions=1", Cause.CLOCK),
-        ("gen:reorder?sessions=1", Cause.REORDERED),
-        ("gen:compact?sessions=1", Cause.COMPACTION),
-    ],
-)
-def test_generated_workload_is_known_for_what_it_does(trace: str, cause: Cause) -> None:
-    lost = worst_cause(trace)
-    assert lost.most_common(1)[0][0] is cause
-    assert lost[cause] > 0.9 * lost.total()
 
 
 def test_places_that_look_alike_are_one_group() -> None:

@@ -89,3 +89,4 @@ def test_the_page_says_what_was_there_what_is_guarded_and_what_would_splice_it(t
     assert "With --edit in_place it would splice" in " ".join(shown.split())
     assert "With --edit in_place" in printed
     assert "Nothing else in them was there before" not in shown
+    assert str(tmp_path) not in page.read_text(), "a page that is passed on has no folder of whoever made it"

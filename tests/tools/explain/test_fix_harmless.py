@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +15,10 @@ from pic_traces.session import Message
 
 from sglang_pic.cli import main
 from sglang_pic.explain.rewrite import _pieces
+from tests.helpers.explain_fakes import prose
 from tests.helpers.explain_patterns import assistant, system, user
 
 Capture = pytest.CaptureFixture[str]
-
-
-def prose(seed: int, num_words: int = 60) -> str:
-    rng = random.Random(seed)
-    return " ".join(
-        rng.choice(["oak", "elm", "ash", "yew", "fir", "bay"]) + str(rng.randrange(90)) for _ in range(num_words)
-    )
 
 
 def write(log: Path, calls: list[list[Message]], *, is_one_session: bool = True) -> Path:
@@ -41,7 +34,7 @@ def growing(head: Callable[[int], str], document: Callable[[int], str] = lambda 
     for n in range(4):
         history = [user(document(n))]
         for k in range(n):
-            history += [assistant(prose(900 + k, 20)), user(prose(50 + k))]
+            history += [assistant(prose(900 + k, 20)), user(prose(50 + k, 60))]
         calls.append([system(head(n)), *history])
     return calls
 
@@ -84,7 +77,7 @@ def test_what_gets_worse_stays_as_it_was(tmp_path: Path, capsys: Capture) -> Non
     """Examples chosen anew: a prefix has some of them, and moved to the end there would be none."""
     examples = [f"Q: {prose(20 + k, 90)}\nA: {prose(40 + k, 20)}" for k in range(7)]
     chosen = [[2, 0, 3, 1], [2, 0, 1, 4], [2, 0, 5, 6], [2, 0, 5, 1]]
-    heads = [system("\n".join([prose(1), *(examples[k] for k in some)])) for some in chosen]
+    heads = [system("\n".join([prose(1, 60), *(examples[k] for k in some)])) for some in chosen]
     calls = [[head, user(prose(60 + n, 9))] for n, head in enumerate(heads)]
     printed, rewritten = fix(write(tmp_path / "log.jsonl", calls, is_one_session=False), capsys)
     assert rewritten == calls
@@ -95,8 +88,8 @@ def test_what_gets_worse_stays_as_it_was(tmp_path: Path, capsys: Capture) -> Non
 def test_results_of_parallel_calls_keep_their_order(tmp_path: Path, capsys: Capture) -> None:
     made = [{"id": f"c{k}", "type": "function", "function": {"name": "read", "arguments": "{}"}} for k in range(3)]
     asked: Message = {"role": "assistant", "content": "", "tool_calls": made}
-    results: list[Message] = [{"role": "tool", "tool_call_id": f"c{k}", "content": prose(70 + k)} for k in range(3)]
-    head: list[Message] = [system(prose(1)), user("look"), asked]
+    results: list[Message] = [{"role": "tool", "tool_call_id": f"c{k}", "content": prose(70 + k, 60)} for k in range(3)]
+    head: list[Message] = [system(prose(1, 60)), user("look"), asked]
     calls = [[*head, results[2], results[0], results[1]], [*head, *results, assistant("ok"), user("and?")]]
     printed, rewritten = fix(write(tmp_path / "log.jsonl", calls), capsys)
     assert "1 of 2 calls: results of parallel tool calls keep" in printed
@@ -120,7 +113,7 @@ def test_pieces_are_the_text(lines: list[str]) -> None:
 
 @pytest.mark.parametrize("verb", ["explain", "fix"])
 def test_a_log_is_never_replaced(verb: str, tmp_path: Path, capsys: Capture) -> None:
-    log = write(tmp_path / "log.jsonl", growing(lambda n: f"It is 10:0{n}. {prose(1)}"))
+    log = write(tmp_path / "log.jsonl", growing(lambda n: f"It is 10:0{n}. {prose(1, 60)}"))
     text = log.read_text()
     for file in (str(log), f"clock:{log}", str(tmp_path)):
         assert main([verb, file, "--out", str(log), "--force", "--quiet"]) == 2
