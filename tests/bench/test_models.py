@@ -14,16 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pic_models import (
-    MODEL_NAMES,
-    command,
-    drafts,
-    packaged,
-    prepare,
-    smollm2,
-    store,
-    tiny,
-)
+from pic_models import MODEL_NAMES, command, drafts, packaged, prepare, smollm2, store, tiny
 
 from sglang_pic.errors import ConfigError, PicError
 

@@ -76,10 +76,7 @@ def test_what_is_found_is_equal_eligible_and_all_of_it(texts: tuple[Tokens, Toke
     first, last = sorted(data.draw(st.tuples(st.integers(0, total), st.integers(0, total))))
     node.eligible = [(first, last)] if first < last else []
     for rows, low, high in ((ANY, 0, total), (ELIGIBLE, first, last)):
-        end, start = (
-            equal_end(node, at, 0, prompt, total, rows)[1],
-            equal_start(node, at, 0, prompt, 0, rows)[1],
-        )
+        end, start = (equal_end(node, at, 0, prompt, total, rows)[1], equal_start(node, at, 0, prompt, 0, rows)[1])
         assert end == (min(after, high) if low <= at < high else at)
         assert start == (max(before + 1, low) if low < at <= high else at)
 

@@ -108,10 +108,7 @@ SERVERS = {
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
     "gqa_page1_tp2": _float32(
         *("tiny-gqa", 1, "--tp-size", "2"),
-        config={
-            **{**_TAKE_EVERY_RUN, "self_test": "warn", "self_test_key_limit": 1e-9},
-            "certificate": "lost.json",
-        },
+        config={**{**_TAKE_EVERY_RUN, "self_test": "warn", "self_test_key_limit": 1e-9}, "certificate": "lost.json"},
     ),
     "mla_page1": _float32("tiny-mla", 1, is_slow=True),
     "mla_page1.fa3": _on("fa3", "tiny-mla", 1, "--dp-size", "2", is_slow=True),

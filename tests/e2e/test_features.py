@@ -74,12 +74,7 @@ def flat(entries: Any) -> list[tuple[float, int]]:
 @pytest.mark.feature("penalties and biases")
 @pytest.mark.parametrize(
     "sampling",
-    [
-        {"frequency_penalty": 2.0},
-        {"presence_penalty": 2.0},
-        {"repetition_penalty": 2.0},
-        {"logit_bias": {"77": 30.0}},
-    ],
+    [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}, {"logit_bias": {"77": 30.0}}],
     ids=lambda sampling: next(iter(sampling)),
 )
 def test_penalties_count_the_tokens_of_a_spliced_prompt(client: Client, sampling: dict[str, Any]) -> None:

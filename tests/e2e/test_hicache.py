@@ -14,15 +14,7 @@ import pytest
 from pic_bench.compare.server import free_port
 
 from tests.e2e.servers import on_each_server
-from tests.e2e.serving import (
-    Answer,
-    Client,
-    assert_same,
-    leave_for_the_host,
-    random_tokens,
-    serve,
-    wait_until,
-)
+from tests.e2e.serving import Answer, Client, assert_same, leave_for_the_host, random_tokens, serve, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("HiCache")]
 TEXT = random_tokens(1, 500)
@@ -153,10 +145,7 @@ def test_text_that_one_server_computed_is_spliced_by_another(
     moved = [*random_tokens(2, 150), *text, *random_tokens(3, 300)]
     flags = tuple(str(model_dir("tiny-gqa-eagle")) if flag == "DRAFT" else flag for flag in flags)
     # The first server loads nothing: it would find what the second has spliced.
-    with (
-        shared(tmp_path) as store,
-        serve_on(store, model_dir(model), tmp_path, *flags, least_load=10_000) as first,
-    ):
+    with shared(tmp_path) as store, serve_on(store, model_dir(model), tmp_path, *flags, least_load=10_000) as first:
         first.generate(text)
         wait_until(lambda: num_backed_up(first) >= 512)
         with serve_on(store, model_dir(model), tmp_path, *flags) as second:

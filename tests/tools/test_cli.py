@@ -275,11 +275,7 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e
     ids=lambda words: f"{words[0]} {words[1]}",
 )
 def test_nothing_that_a_terminal_obeys_is_printed(
-    words: list[str],
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names of files come from archives and downloads, and texts from whoever sent a prompt."""
     log = tmp_path / name

@@ -36,10 +36,7 @@ _SPLIT = ("--prefill-attention-backend", "flashinfer", "--decode-attention-backe
 _SENDS = ("--disaggregation-mode", "prefill")
 
 
-_WITHOUT_MODEL = {
-    "no model": (["--json"], ""),
-    "only flags": (["--json", "--", "--page-size", "64"], ""),
-}
+_WITHOUT_MODEL = {"no model": (["--json"], ""), "only flags": (["--json", "--", "--page-size", "64"], "")}
 
 
 def on(card: str, model: str, *flags: str, config: str = "") -> tuple[list[str], str]:

@@ -30,17 +30,7 @@ from sglang_pic.adapter.serve.state import LastPlan, RequestState
 from sglang_pic.adapter.serve.tree import UnifiedRadixCache
 from sglang_pic.adapter.support import max_keys, refused_backend
 from sglang_pic.config import PicConfig
-from sglang_pic.core import (
-    ContentIndex,
-    Context,
-    DropReason,
-    Exactness,
-    Plan,
-    PlanOptions,
-    ReusePolicy,
-    RowNames,
-    Run,
-)
+from sglang_pic.core import ContentIndex, Context, DropReason, Exactness, Plan, PlanOptions, ReusePolicy, RowNames, Run
 from tests.helpers.builders import (
     DONOR,
     Kept,
@@ -129,11 +119,7 @@ def test_what_splices_would_not_serve_is_computed(
     ],
 )
 def test_the_response_has_the_reason_that_nothing_was_spliced(
-    dropped: dict[DropReason, int],
-    lost: Fallback | None,
-    refusal: Fallback | None,
-    num_spliced: int,
-    shown: str | None,
+    dropped: dict[DropReason, int], lost: Fallback | None, refusal: Fallback | None, num_spliced: int, shown: str | None
 ) -> None:
     """Of the whole request if there is one, else of most runs; short runs and those at the start come last."""
     req, series = request(), Kept()

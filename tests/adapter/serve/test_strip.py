@@ -63,11 +63,7 @@ def test_a_system_prompt_that_is_the_header_is_not_there_and_other_messages_stay
 
 
 def test_texts_lose_it_and_token_ids_stay() -> None:
-    for sent, left in (
-        (f"<s>{HEADER}\nYou help.", "<s>You help."),
-        ([HEADER + "a", "b"], ["a", "b"]),
-        (None, None),
-    ):
+    for sent, left in ((f"<s>{HEADER}\nYou help.", "<s>You help."), ([HEADER + "a", "b"], ["a", "b"]), (None, None)):
         obj = SimpleNamespace(text=sent, input_ids=[5])
         strip.strip_text(MANAGER, obj)
         assert (obj.text, obj.input_ids) == (left, [5])

@@ -16,12 +16,7 @@ from sglang_pic.adapter.startup.drafts import named, read_drafts
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from tests.helpers.builders import fail
-from tests.helpers.draft_pair import (
-    DONOR_POSITION,
-    DraftRunner,
-    Pair,
-    half,
-)
+from tests.helpers.draft_pair import DONOR_POSITION, DraftRunner, Pair, half
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 

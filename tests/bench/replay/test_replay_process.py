@@ -18,14 +18,7 @@ from pic_traces.errors import OptionError
 from pic_traces.flatten import flatten_tools
 from pic_traces.source import load
 
-from tests.helpers.replay_server import (
-    ENV,
-    PREFILL_S,
-    FakeServer,
-    Replay,
-    command,
-    write_trace,
-)
+from tests.helpers.replay_server import ENV, PREFILL_S, FakeServer, Replay, command, write_trace
 
 
 def by_call(out: Path) -> dict[tuple[str, int], RequestRecord]:

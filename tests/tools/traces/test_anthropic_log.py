@@ -29,7 +29,7 @@ RESULTS = {
         },
         {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": [{"type": "text", "text": "c"}]},
-    ],
+    ]
 }
 
 

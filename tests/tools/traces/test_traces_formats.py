@@ -205,10 +205,7 @@ def test_folders_without_sessions_are_refused(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ([{"learning_rate": 1}], r"unknown trace format: its keys are learning_rate.* \(first .*2\.json\)"),
-        (
-            ['{\n"messages": ['],
-            r"bad JSON: .*; a file is JSONL, .* \(first .*2\.json\)",
-        ),
+        (['{\n"messages": ['], r"bad JSON: .*; a file is JSONL, .* \(first .*2\.json\)"),
         ([request("2"), "{"], r"bad JSON; .* \(first .*2\.json:2\)"),
         ([[request("2"), 7]], r"int instead of a JSON object \(first .*2\.json: item 2\)"),
     ],

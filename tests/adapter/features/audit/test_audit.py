@@ -383,11 +383,7 @@ def test_requests_behind_a_changed_field_are_drawn_more_often(rate: float, chang
     ("window", "fields", "words"),
     [
         (Window.CHANGED, {"behind_change": 16}, ("after a changed field", 'core.edit "recompile"')),
-        (
-            Window.INHERITED,
-            {"chunk_hit": 0, "inherited": 5},
-            ("that splice nothing and inherit spliced rows",),
-        ),
+        (Window.INHERITED, {"chunk_hit": 0, "inherited": 5}, ("that splice nothing and inherit spliced rows",)),
     ],
 )
 def test_bad_answers_of_one_kind_of_requests_turn_a_namespace_off(
