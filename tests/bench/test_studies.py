@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from pic_bench.core import CoreResult
 from pic_bench.environment import capture_environment
-from pic_bench.pools import PoolsResult
 from pic_bench.report.markdown import Table
 from pic_bench.report.study import RESULTS
 from pic_bench.soak.__main__ import Control, Soak
@@ -25,7 +24,7 @@ from pic_traces.encode import load_encoder
 
 from sglang_pic.errors import BenchError
 
-KINDS = {"core.json": CoreResult, "pools.json": PoolsResult, "soak*.json": Soak}
+KINDS = {"core.json": CoreResult, "soak*.json": Soak}
 
 
 @pytest.mark.parametrize("pattern", KINDS)
