@@ -37,11 +37,6 @@ class Namespace(NamedTuple):
     """The id of the LoRA adapter; None in the tree, where the key has a mark instead."""
 
     @property
-    def is_too_long(self) -> bool:
-        """Whether key or salt, which clients choose, has more than `MAX_KEY_LEN` characters."""
-        return max(len(self.extra_key or ""), len(self.cache_salt or "")) > MAX_KEY_LEN
-
-    @property
     def tenant(self) -> str:
         """Names the client in metrics: 8 hex digits of the SHA-256 of the salt, else of the client's key; or `none`."""
         name = self.cache_salt or (self.extra_key or "").removesuffix(self.adapter or "")
@@ -84,11 +79,6 @@ def unmarked(extra_key: str | None, adapter: str | None = None) -> str | None:
         return extra_key
     digest = hashlib.blake2b(extra_key.encode("utf8", "surrogatepass"), digest_size=16).hexdigest()
     return f"{_mark(FORGED)}{digest}{adapter or ''}"
-
-
-def without_lane(key: str | None, lane: str) -> str:
-    """A key of `tree_key` without its lane."""
-    return (key or "").removeprefix(_mark(lane))
 
 
 def is_strict(key: str | None) -> bool:

@@ -55,7 +55,7 @@ def _install(*_: object) -> None:
     from sglang_pic.adapter.serve.gap_batch import GapBatch
     from sglang_pic.adapter.serve.planning import Planning
     from sglang_pic.adapter.serve.publish import Publication
-    from sglang_pic.adapter.serve.resolve import TreeRows
+    from sglang_pic.adapter.serve.rows import TreeRows
     from sglang_pic.adapter.serve.state import RequestState
 
     armed: set[str] = set()

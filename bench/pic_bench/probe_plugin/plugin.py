@@ -128,12 +128,13 @@ def _show(
 
 def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **kwargs: Any) -> None:
     """Plan under the key of the donors' namespace; publication and the tree see the request's own."""
-    own, probe = req.extra_key, probe_of(req)
-    req.extra_key = own if probe.donors_from is None else probe.donors_from
+    probe, own = probe_of(req), (req.extra_key, req.pic.base)
+    if probe.donors_from is not None:
+        req.extra_key, req.pic.base = probe.donors_from, None
     try:
         original(planning, req, *args, **kwargs)
     finally:
-        req.extra_key = own
+        req.extra_key, req.pic.base = own
     if probe.unlock_donors and req.pic.pending is not None:
         req.pic.pending.locks.close()
 

@@ -28,11 +28,10 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.ranks import agreed_time
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
-from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.modes import Eligibility
 from sglang_pic.adapter.serve.options import FIRM, Skills
 from sglang_pic.adapter.serve.rows import WindowRows
-from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.state import RequestState, tokens_of
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner, Req, Tree
 from sglang_pic.core import ContentIndex, Path, Reason, RowNames, Tokens, common_len
@@ -173,8 +172,9 @@ class Pins(Feature):
             hook(__name__, "Scheduler.unload_lora_adapter", after_unload)
         return pins
 
-    def pinned_len(self, state: RequestState) -> Callable[[Path], int] | None:
-        return self.num_pinned if state.options.skills is Skills.NEAR else None
+    def on_received(self, state: RequestState) -> None:
+        if state.options.skills is Skills.NEAR:
+            state.pinned_len = self.num_pinned
 
     def on_released(self, req: Req, tree: PicTree) -> None:
         """Release pins whose time is over, and apply the request's options: drop a pin, pin its prompt."""

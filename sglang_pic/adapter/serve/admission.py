@@ -19,7 +19,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.resolve import ResolveError
+from sglang_pic.adapter.serve.rows import ResolveError
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, needs_whole_batch
 from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.serve.tree import PicRadixCache

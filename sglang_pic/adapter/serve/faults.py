@@ -73,14 +73,11 @@ class Faults:
         self._shares_passes = shares_passes or ranks is not None
         self._by_reason: Counter[Fallback] = Counter()
         self._num_faults = 0
+        self.is_off = False
+        """Whether faults have switched splicing off."""
         self.num_restarts = 0
         """How often a fault emptied the index. Later requests reuse no rows from before: the index does not know which
         of them are spliced."""
-
-    @property
-    def is_off(self) -> bool:
-        """Whether faults have switched splicing off."""
-        return self._num_faults >= self._limit
 
     def note(self, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
         """Count and log a fault.
@@ -96,6 +93,7 @@ class Faults:
         if isinstance(error, _LOST) or isinstance(error.__cause__, _LOST) or (in_pass and self._shares_passes):
             raise error
         self._num_faults += 1
+        self.is_off = self._num_faults >= self._limit
         self._by_reason[reason] += 1
         if self._by_reason[reason] == 1:
             logger.error(
@@ -121,12 +119,8 @@ class Faults:
         """Switch splicing on again after a flush of the cache."""
         if self.is_off:
             logger.info("sglang_pic: the cache was flushed: splicing is on again after %d faults", self._num_faults)
-        self._num_faults = 0
+        self._num_faults, self.is_off = 0, False
         self._series.set(SWITCHED_OFF, 0)
-
-    def count_restart(self) -> None:
-        """Count that a fault emptied the index."""
-        self.num_restarts += 1
 
     def report(self) -> FaultReport:
         """What `/server_info` shows."""
@@ -177,7 +171,7 @@ class Recovery:
         if is_lost or self._faults.is_off:
             # NOTE: the index does not know which rows of the tree are spliced, nor their generations. So later requests
             # must not match those rows.
-            self._faults.count_restart()
+            self._faults.num_restarts += 1
             self._publication.flush()
             for feature in self._features:
                 feature.on_index_lost()

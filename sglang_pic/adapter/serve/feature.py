@@ -14,7 +14,6 @@ import msgspec
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.sglang.seams import Req, RunnerOutput, ScheduleBatch, Tree
-from sglang_pic.core import Path
 
 F = TypeVar("F", bound="Feature")
 
@@ -34,14 +33,13 @@ class Feature:
     # ---- A request ----
 
     def on_received(self, state: RequestState) -> None:
-        """A request that may be spliced was received; the key of its rows is made afterwards."""
+        """A request that may be spliced was received; the key of its rows is made afterwards.
+
+        A feature that pins rows sets `state.pinned_len`.
+        """
 
     def diverts(self, state: RequestState) -> Fallback | None:
         """Why the request is served as if it had opted out, or None; called when it is matched, planned and counted."""
-        return None
-
-    def pinned_len(self, state: RequestState) -> Callable[[Path], int] | None:
-        """`RowSource.pinned_len` for the request's plans; None if no rows are pinned for it."""
         return None
 
     def on_admitted(self, req: Req) -> None:
@@ -110,10 +108,6 @@ class Features:
     def diversion(self, state: RequestState) -> Fallback | None:
         """The first reason why a request is served as if it had opted out, or None."""
         return next((reason for each in self._features if (reason := each.diverts(state)) is not None), None)
-
-    def pinned_len(self, state: RequestState) -> Callable[[Path], int] | None:
-        """That of the first feature that pins rows for a request."""
-        return next((found for each in self._features if (found := each.pinned_len(state)) is not None), None)
 
     @property
     def num_slots(self) -> int:

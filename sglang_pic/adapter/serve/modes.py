@@ -12,11 +12,12 @@ import msgspec
 
 from sglang_pic.adapter import server_info
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
+from sglang_pic.adapter.namespace import MAX_KEY_LEN
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.serve.rows import TextOnly
 from sglang_pic.adapter.serve.state import Judged, RequestState
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.config import PicConfig
@@ -168,7 +169,7 @@ class Eligibility:
         media = self._media.read(req) if has_media else None
         in_sink = min(self._sink_tokens + 1, len(req.origin_input_ids))
         reasons = (
-            (req.pic.namespace.is_too_long, Fallback.KEY),
+            (any(len(text or "") > MAX_KEY_LEN for text in req.pic.namespace[:2]), Fallback.KEY),
             (req.input_embeds is not None or req.positional_embed_overrides is not None, Fallback.EMBEDDINGS),
             (has_media and media is None, Fallback.MEDIA),
             (first_logprob is not None and first_logprob < in_sink, Fallback.INPUT_LOGPROBS),

@@ -6,12 +6,10 @@ import time
 from typing import Final, NamedTuple
 
 from sglang_pic.adapter.metrics import Metric, MetricKind
-from sglang_pic.adapter.namespace import Namespace, without_lane
-from sglang_pic.adapter.serve.media import tokens_of
+from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.modes import logprob_start
-from sglang_pic.adapter.serve.resolve import TreeRows
-from sglang_pic.adapter.serve.rows import ON_DEVICE, RowTier, WindowRows
-from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState, tree_namespace
+from sglang_pic.adapter.serve.rows import ON_DEVICE, RowTier, TreeRows, WindowRows
+from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState, tokens_of, tree_namespace
 from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.sglang.seams import Req, Tree
 from sglang_pic.core import CostModel, Plan, PlanOptions, PositionSteps, Tokens
@@ -59,9 +57,9 @@ class Planning:
         windows: WindowRows | None = None,
     ) -> None:
         self._config, self._index, self._media = stations.config, stations.index, stations.media
-        self._eligibility, self._features = stations.eligibility, stations.features
+        self._eligibility = stations.eligibility
         self.limits, self.cost, self._tier, self._windows = limits, cost, tier, windows
-        self._series = stations.series(METRICS)
+        self._observe_seconds = stations.series(METRICS).observer(PLAN_SECONDS)
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(self._config.max_gaps, limits.max_sequences))
 
@@ -92,7 +90,7 @@ class Planning:
         state.drop_plan()
         # `guarded` of an earlier chunk's plan stays: a rest too short to be planned may be computed because of it.
         state.last_plan.dropped, state.last_plan.lost = {}, None
-        policy = state.options.policy(self._config.core)
+        policy = state.policy or self._config.core
         start = req.prefix_len if prefix_len is None else prefix_len
         num_left = len(req.full_untruncated_fill_ids) - start
         # A pinned prompt is computed: spliced rows are not donors.
@@ -116,7 +114,7 @@ class Planning:
         except Exception:
             rows.release()
             raise
-        self._series.observe(PLAN_SECONDS, time.perf_counter() - began)
+        self._observe_seconds(time.perf_counter() - began)
 
     def _rows(self, state: RequestState, tree: Tree) -> TreeRows:
         return TreeRows(
@@ -125,7 +123,7 @@ class Planning:
             self._tier,
             self._windows,
             media=self._media,
-            pinned_len=self._features.pinned_len(state),
+            pinned_len=state.pinned_len,
             steps=self.limits.steps,
             whole=state.whole,
         )
@@ -151,9 +149,7 @@ class Planning:
 
 
 def donor_namespaces(req: Req) -> list[Namespace]:
-    """The namespaces of the request's donors: its own lane, and the namespace without a lane unless it is stricter."""
-    state, own = req.pic, tree_namespace(req)
-    if state.lane is None or state.is_stricter:
-        return [own]
-    base = own._replace(extra_key=without_lane(own.extra_key, state.lane) or state.namespace.extra_key)
-    return [own] if base == own else [own, base]
+    """The namespaces of the request's donors: that of its own rows, and that without its lane if it may use that."""
+    state: RequestState = req.pic
+    own, base = tree_namespace(req), state.base
+    return [own] if base is None else [own, base]

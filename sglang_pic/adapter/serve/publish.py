@@ -9,8 +9,7 @@ import msgspec
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.serve.media import tokens_of
-from sglang_pic.adapter.serve.state import RequestState, is_apart, tree_namespace
+from sglang_pic.adapter.serve.state import RequestState, is_apart, tokens_of, tree_namespace
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, rows_from_store, rows_of_request
 

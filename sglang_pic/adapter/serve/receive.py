@@ -79,10 +79,12 @@ def receive(req: Req, features: Features, policy: ReusePolicy, modes: Modes, *, 
         if not modes.is_on:
             state.diverted = Fallback.SWITCHED
     state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
-    state.is_stricter = has_bolder_preset(policy, options.policy(policy))
-    req.extra_key = tree_key(
-        extra_key, adapter=req.lora_id, lane=state.lane, generation=state.epoch.generation, restarts=epoch.restarts
-    )
+    state.policy = options.policy(policy)
+    key = partial(tree_key, extra_key, adapter=req.lora_id, generation=state.epoch.generation, restarts=epoch.restarts)
+    req.extra_key = key(lane=state.lane)
+    # Rows without a lane may depend on bolder splices than the request wants.
+    if state.lane is not None and not has_bolder_preset(policy, state.policy):
+        state.base = Namespace(key(), req.cache_salt)
 
 
 def serve_as_opted_out(req: Req) -> None:

@@ -1,26 +1,43 @@
-"""Where the rows of a donor's path are: on the device, on the host, in a pool for sliding windows.
+"""The rows of donors: where they are, and how a plan finds, locks and cuts them.
 
 A path in the tree has rows on the device up to some token. On servers with HiCache the `RowTier` has those after it in
-host memory, `WindowRows` those of layers with sliding windows in a pool of their own. A `Piece` is what a plan takes of
-them.
+host memory, `WindowRows` those of layers with sliding windows in a pool of their own. `TreeRows` matches a donor's path
+again, which proves that its rows are resident and refreshes their age, and locks them until they have been copied. A
+`Piece` is what a plan takes of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_pic.core import CostModel, Run, Span
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.sglang.seams import Req, Tree
+from sglang_pic.core import (
+    CostModel,
+    Path,
+    PositionSteps,
+    RowNames,
+    RowSource,
+    Run,
+    Span,
+    Tokens,
+    intersect_spans,
+    subtract_spans,
+)
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
     from sglang_pic.runtime.splice import Splicer
 
 
@@ -189,3 +206,206 @@ class WindowRows(Protocol):
 
     def slots(self, slots: torch.Tensor) -> torch.Tensor:
         """The window slots of resident, locked rows, int64."""
+
+
+class Media(NamedTuple):
+    """The images of one prompt, in order."""
+
+    spans: tuple[Span, ...]
+    """Their positions."""
+    firsts: tuple[int, ...]
+    """Their first core tokens; the others count up from there."""
+
+    def over(self, tokens: Tokens) -> Tokens:
+        """Replace the images' ids in the first tokens of the prompt by core tokens, in place; returns `tokens`."""
+        for (start, end), first in zip(self.spans, self.firsts, strict=True):
+            tokens[start:end] = np.arange(first, first + len(tokens[start:end]), dtype=tokens.dtype)
+        return tokens
+
+
+class TextOnly:
+    """A server that moves no images: requests with media are computed."""
+
+    def read(self, req: Req) -> Media | None:
+        """The images of a request with media; `None` if it cannot be spliced."""
+        return None
+
+    def ids(self, tokens: Tokens) -> array[int]:
+        """SGLang's ids of a path of core tokens."""
+        return array("q", tokens.astype(np.int64).tobytes())
+
+    def shifts(self, runs: Sequence[Run], tokens: Tokens) -> list[int]:
+        """The positions by which each run's keys are rotated."""
+        return [run.shift for run in runs]
+
+
+class _Resident(NamedTuple):
+    """A matched path: how many leading tokens are resident, how many rows are on the device, and its lock."""
+
+    length: int
+    num_here: int
+    on_host: OffDevice
+    """The rows on the host."""
+    unlock: Callable[[], object]
+    holes: Sequence[Span] = ()
+    """Spans without window rows, on the device and on the host."""
+    slots: torch.Tensor | None = None
+    """Of the rows on the device, int64; None until a plan has the path."""
+
+
+class ResolveError(Exception):
+    """Resolving a donor failed; see its cause."""
+
+
+class TreeRows(RowSource):
+    """The rows of SGLang's tree, for one request's plans and donors of any `Namespace`.
+
+    It locks them until `transfer_locks` or `release`. Rows on the host are resident, too. A tree for a draft model of
+    EAGLE's kind identifies a row by its token and the next one, so the last token of a path has no row.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        names: RowNames,
+        tier: RowTier,
+        windows: WindowRows | None = None,
+        *,
+        media: TextOnly | None = None,
+        pinned_len: Callable[[Path], int] | None = None,
+        steps: Sequence[PositionSteps] = (),
+        whole: Sequence[Span] = (),
+    ) -> None:
+        super().__init__(steps=steps, whole=whole)
+        self._tree, self._names, self._tier, self._windows = tree, names, tier, windows
+        self._media, self._pinned_len = media or TextOnly(), pinned_len
+        self._found: dict[Path, _Resident] = {}
+
+    def num_resident(self, path: Path, end: int) -> int:
+        """As `RowSource`; the rows are locked.
+
+        Raises:
+            ResolveError: matching or locking failed.
+        """
+        known = self._found.get(path)
+        if known is not None and known.length >= end:
+            return known.length
+        with _looking_up(path):
+            return self._find(path, end, known)
+
+    def _find(self, path: Path, end: int, known: _Resident | None) -> int:
+        # The tree matches whole pages: match to the end of the last token's page. A path that is resolved again has
+        # several runs: it is matched to its end, once.
+        page_size, beyond = self._names
+        wanted = -(-(end - beyond) // page_size) * page_size + beyond
+        tokens = path.tokens(min(wanted, len(path)) if known is None else None)
+        namespace = path.namespace
+        assert isinstance(namespace, Namespace), "publication.py names namespaces"
+        key = RadixKey(self._media.ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
+        result = self._tree.match_prefix(MatchPrefixParams(key=key))
+        on_host = self._tier.find(result)
+        # NOTE: most candidates are left out of the plan, and collecting slots is work for the device.
+        (on_path,) = self._tree.tree_core.collect_path_info([on_host.node])
+        num_here = sum(each.full_value_len or 0 for each in on_path)
+        num_rows = num_here + len(on_host.slots)
+        length = num_rows + beyond if num_rows else 0
+        holes: Sequence[Span] = ()
+        if self._windows is not None:
+            holes = self._windows.holes(key, num_rows)
+            if holes and self._tier.has_host:
+                there, nodes = self._windows.on_host(result.best_match_node, holes)
+                on_host = on_host._replace(nodes=[*on_host.nodes, *nodes], windows=there)
+                holes = subtract_spans(holes, [(each.start, each.end) for each in there])
+        # NOTE: the path is locked at every moment, and has exactly one lock if an exception is raised.
+        self._found[path] = _Resident(length, num_here, on_host, self._lock(on_host), holes)
+        if known is not None:
+            known.unlock()
+        return length
+
+    def _lock(self, found: OffDevice) -> Callable[[], object]:
+        """Lock the rows of a match, on the device and on the host; returns the function that unlocks them."""
+        unlock = partial(self._tree.unlock, self._tree.lock(found.node))
+        if not found.nodes:
+            return unlock
+        with ExitStack() as locks:
+            locks.callback(unlock)
+            self._tier.lock(found, locks)
+            return locks.pop_all().close
+
+    def num_to_fetch(self, path: Path, start: int, end: int) -> int:
+        """How many rows of a resident span are on the host, or their window rows."""
+        found = self._found[path]
+        in_windows = sum(each.num_within(start, end) for each in found.on_host.windows)
+        return max(in_windows, end - max(start, min(end, found.num_here)))
+
+    def holes(self, path: Path, start: int, end: int) -> Sequence[Span]:
+        """The parts of a resident span without window rows, on the device and on the host."""
+        return () if self._windows is None else intersect_spans(self._found[path].holes, start, end)
+
+    def pinned_len(self, path: Path) -> int:
+        return 0 if self._pinned_len is None else self._pinned_len(path)
+
+    def pieces(self, run: Run, shift: int) -> list[Piece]:
+        """The pieces of a run whose donor is resolved, in order, cut where its rows or their window rows lie elsewhere.
+
+        Args:
+            run: of the plan.
+            shift: positions by which its keys are rotated.
+
+        Raises:
+            ResolveError: locking window rows failed.
+        """
+        with _looking_up(run.donor):
+            return self._pieces(run, shift)
+
+    def _pieces(self, run: Run, shift: int) -> list[Piece]:
+        found = self._found[run.donor]
+        slots = found.slots
+        if slots is None:
+            slots = self._tree.path_device_indices(found.on_host.node).to(torch.int64)
+            self._found[run.donor] = found._replace(slots=slots)
+        windows = None if self._windows is None else self._lock_windows(self._windows, run, slots)
+        return cut_pieces(run, shift, slots, found.on_host, windows)
+
+    def _lock_windows(self, rows: WindowRows, run: Run, slots: torch.Tensor) -> torch.Tensor:
+        """The window slots of a run's rows on the device, locked with its donor; 0 for those on the host.
+
+        Args:
+            rows: the pool for windows.
+            run: of the plan.
+            slots: of all rows of its donor's path on the device.
+        """
+        found, start, end = self._found[run.donor], run.donor_start, min(run.donor_end, len(slots))
+        assert not self.holes(run.donor, start, run.donor_end), "the planner leaves holes out"
+        here = [(start, end)] if start < end else []
+        on_host = [(each.start, each.end) for each in found.on_host.windows]
+        with ExitStack() as both:
+            for first, last in subtract_spans(here, on_host):
+                rows.lock(found.on_host.node, first, last, both)
+            windows = rows.slots(slots[start:end])
+            both.callback(found.unlock)
+            self._found[run.donor] = found._replace(unlock=both.pop_all().close)
+        return windows
+
+    def transfer_locks(self, paths: list[Path]) -> ExitStack:
+        """The locks of `paths`, each once, which the caller closes; all others are released."""
+        kept, locks = set(paths), ExitStack()
+        for path in list(self._found):
+            found = self._found.pop(path)
+            if path in kept:
+                locks.callback(found.unlock)
+            else:
+                found.unlock()
+        return locks
+
+    def release(self) -> None:
+        """Release all locks."""
+        self.transfer_locks([]).close()
+
+
+@contextmanager
+def _looking_up(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ResolveError(f"a donor's path of {len(path)} tokens: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -12,11 +12,10 @@ import torch
 
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.adapter.serve.rows import ON_DEVICE, Piece, Place, RowTier
+from sglang_pic.adapter.serve.rows import ON_DEVICE, Media, Piece, Place, RowTier
 from sglang_pic.adapter.sglang.seams import Req
-from sglang_pic.core import DropReason, Exactness, Plan, Reason, Span
+from sglang_pic.core import DropReason, Exactness, Path, Plan, Reason, ReusePolicy, Span, Tokens, as_tokens
 
 
 class Counted(NamedTuple):
@@ -151,8 +150,12 @@ class RequestState:
     """The client's namespace, with the request's LoRA adapter and without our marks."""
     lane: str | None = None
     """The lane of its rows in the namespace, as for `tree_key`."""
-    is_stricter: bool = False
-    """Whether the server's preset is bolder than the request's: rows without a lane may depend on bolder splices."""
+    base: Namespace | None = None
+    """The namespace in the tree without its lane, if its donors serve the request, too."""
+    policy: ReusePolicy | None = None
+    """Its reuse policy, if that is not the server's."""
+    pinned_len: Callable[[Path], int] | None = None
+    """`RowSource.pinned_len` for its plans, if a feature pins rows for it."""
     epoch: Epoch = FIRST
     diverted: Fallback | None = None
     """Why it is served as if it had opted out; set by `tree.py`, too."""
@@ -272,6 +275,12 @@ def keep_apart(req: Req) -> None:
 def tree_namespace(req: Req) -> Namespace:
     """The namespace of the request's rows in the tree."""
     return Namespace(req.extra_key, req.cache_salt)
+
+
+def tokens_of(req: Req, end: int | None = None) -> Tokens:
+    """The core's tokens of a request's prefill, or the first `end` of them."""
+    tokens, media = as_tokens(req.full_untruncated_fill_ids[:end]), req.pic.media
+    return tokens if media is None else media.over(tokens)
 
 
 def needs_whole_batch(req: Req) -> bool:

@@ -28,8 +28,7 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forw
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.media import tokens_of
-from sglang_pic.adapter.serve.state import Judged, PendingSplice
+from sglang_pic.adapter.serve.state import Judged, PendingSplice, tokens_of
 from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions, RowSource
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.views import PoolView

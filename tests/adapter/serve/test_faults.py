@@ -25,7 +25,7 @@ from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.resolve import TreeRows
+from sglang_pic.adapter.serve.rows import TreeRows
 from sglang_pic.adapter.serve.state import Epoch, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Plan

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe, parse_probed
 from starlette.datastructures import Headers
 
-from sglang_pic.adapter.namespace import OFF_LANE, is_strict, tree_key, without_lane
+from sglang_pic.adapter.namespace import OFF_LANE, is_strict, tree_key
 from sglang_pic.adapter.serve import headers as headers_of
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills, parse_options
 from sglang_pic.client import NEAR
@@ -142,10 +142,6 @@ def test_keys_of_the_tree_keep_requests_apart() -> None:
     assert len(set(keys)) == len(keys)
     assert [is_strict(key) for key in keys] == [*[False] * 6, True] * 3
     assert tree_key("a", lane=OFF_LANE, generation=3) == tree_key("a", lane=OFF_LANE)
-    for generation in (0, 1):
-        assert without_lane(tree_key("a", lane="notes", generation=generation), "notes") == tree_key(
-            "a", generation=generation
-        )
 
 
 def test_a_preset_is_a_lane_with_its_own_settings_and_what_is_given_beside_it_holds() -> None:

@@ -25,7 +25,7 @@ from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.modes import MODE_OFF, SWITCH_KEY, Cause, Eligibility, Modes
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.receive import _details, receive
-from sglang_pic.adapter.serve.resolve import TreeRows
+from sglang_pic.adapter.serve.rows import TreeRows
 from sglang_pic.adapter.serve.state import LastPlan, RequestState
 from sglang_pic.adapter.serve.tree import UnifiedRadixCache
 from sglang_pic.adapter.support import max_keys, refused_backend
@@ -65,7 +65,6 @@ def planned(req: Any) -> Index:
     index, tree = Index(), SimpleNamespace(page_size=1)
     stations = make_stations()
     stations.index = index
-    stations.features.add(Pins(ContentIndex(), stations.eligibility, 0, Series((), None)))
     make_planning(stations).plan(req, tree, max_gaps=64)  # type: ignore[arg-type]
     return index
 
@@ -157,8 +156,9 @@ def test_what_logprobs_are_wanted_of_is_computed(fields: dict[str, Any], compute
 
 def test_what_a_request_sets_is_what_the_index_is_asked_for() -> None:
     """Pinned rows go near the end by the request's consent only."""
-    options = RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5}, skills=Skills.NEAR)
-    near, far = (planned(request(pic=RequestState(each))) for each in (options, RequestOptions(skills=Skills.FAR)))
+    pins = Features([Pins(ContentIndex(), make_stations().eligibility, 0, Series((), None))])
+    options = {"seam_tokens": 3, "tail_tokens": 5, "skills": Skills.NEAR.value}
+    near, far = (planned(received(pins, each)) for each in (options, {"skills": Skills.FAR.value}))
     asked = near.asked
     assert asked is not None
     assert asked.policy is not None
