@@ -6,14 +6,11 @@ position. Everything that cannot be shifted exactly is refused: frequencies that
 positions in another way, and every unknown class. If queries are scaled by steps of positions, rows are shifted only
 within their step. Keys of layers that declare to use no positions are not rotated; the start-up check finds other such
 layers (`checks.moved_rows`).
-
-A sparse-attention indexer (DeepSeek-V3.2, GLM-5) has keys and a rotary embedding of its own. MiniMax-M3's keys are
-rotated as its layer's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final, Protocol, cast
@@ -25,16 +22,7 @@ from torch import Tensor, nn
 
 from sglang_pic.core import PositionSteps
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexRope:
-    """The rotation of an indexer's keys; layers that share one object are moved together."""
-
-    rope: RopeParams
-    """Of the keys' first dimensions."""
-    is_mixed: bool
-    """Whether the Hadamard transform of the whole key follows."""
+from sglang_pic.runtime.index_keys import IndexRope, find_indexers, index_ropes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,17 +78,13 @@ def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
     distinct: dict[tuple[int, bool, bytes], RopeParams] = {}
     by_module: dict[int, RopeParams] = {}
     turning = [rotary for rotary in layers.values() if rotary is not None]
-    indexers = _indexers(model)
+    indexers = find_indexers((parent, layer_ids) for _, parent, _, layer_ids in _attention(model))
     of_indexers = [cast(nn.Module, indexer.rotary_emb) for indexer in indexers.values()]
     for rotary in {id(rotary): rotary for rotary in (*turning, *of_indexers)}.values():
         params = _read_params(rotary, max_shift)
         key = (params.rotary_dim, params.is_neox_style, params.inv_freq.numpy().tobytes())
         by_module[id(rotary)] = distinct.setdefault(key, params)
-    forms: dict[tuple[int, bool], IndexRope] = {}
-    index = {}
-    for layer, indexer in indexers.items():
-        rope, is_mixed = by_module[id(indexer.rotary_emb)], _mixes(indexer)
-        index[layer] = forms.setdefault((id(rope), is_mixed), IndexRope(rope, is_mixed))
+    index = index_ropes(indexers, by_module)
     geometry = RopeGeometry(
         layer_ids=tuple(layers),
         params=tuple(by_module[id(turning[0] if rotary is None else rotary)] for rotary in layers.values()),
@@ -264,46 +248,30 @@ def _check_table(name: str, cos_sin: Tensor, position: int, inv_freq: Tensor) ->
         )
 
 
+def _attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Module], list[int]]]:
+    """The modules with an attention core, by name, with their cores and the ids of their layers."""
+    for name, parent in model.named_modules():
+        if cores := [child for child in parent.children() if _is_a(child, "RadixAttention")]:
+            yield name, parent, cores, sorted({int(cast(Any, core).layer_id) for core in cores})
+
+
 def _rotary_modules(model: nn.Module) -> dict[int, nn.Module | None]:
     """The rotary module of every attention layer, by ascending layer id; None if the layer declares to use none."""
     layers: dict[int, tuple[str, nn.Module | None]] = {}
     modules = dict(model.named_modules())
-    for name, parent in modules.items():
-        cores = [child for child in parent.children() if _is_a(child, "RadixAttention")]
-        if not cores:
-            continue
+    for name, parent, cores, layer_ids in _attention(model):
         where = f"attention layer {name!r} ({type(parent).__name__})"
         rotary = _rotary_of(where, name, parent, modules)
         for trait, has_it in _TRAITS.items():
             if any(has_it(parent, core) for core in cores):
                 raise _unsupported(f"{where}, {trait}", REFUSED_LAYERS[trait])
-        for layer_id in sorted({int(core.layer_id) for core in cores}):
+        for layer_id in layer_ids:
             if layer_id in layers:
                 raise _unsupported(f"{where} on the rows of layer {layers[layer_id][0]!r}", REFUSED_LAYERS[_SHARED])
             layers[layer_id] = (name, rotary)
     if all(rotary is None for _, rotary in layers.values()):
         raise _unsupported(f"{type(model).__name__}, {_WITHOUT_ROPE}", REFUSED_LAYERS[_WITHOUT_ROPE])
     return {layer_id: rotary for layer_id, (_, rotary) in sorted(layers.items())}
-
-
-def _indexers(model: nn.Module) -> dict[int, nn.Module]:
-    """The indexer of every attention layer that has one of its own."""
-    found: dict[int, nn.Module] = {}
-    for parent in model.modules():
-        cores = [cast(Any, child) for child in parent.children() if _is_a(child, "RadixAttention")]
-        for indexer in (child for child in parent.children() if cores and "Indexer" in type(child).__name__):
-            if type(indexer).__name__ != "Indexer":
-                raise _unsupported(f"the indexer {type(indexer).__name__}", "how it stores keys is not known")
-            found |= {int(core.layer_id): indexer for core in cores}
-    return found
-
-
-def _mixes(indexer: nn.Module) -> bool:
-    """Whether an indexer applies the Hadamard transform to its keys; its fused writers do not."""
-    try:
-        return not (indexer.use_dsa_indexer_fusion or indexer.use_aiter_fused_fp8_writer)
-    except AttributeError as error:
-        raise ContractError(f"Indexer.{error.name}: missing; this version was built for SGLang 0.5.23.") from error
 
 
 def _rotary_of(where: str, name: str, parent: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module | None:

@@ -7,12 +7,12 @@ refused: they change the layout.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, cast
 
 import torch
-from pic_kernels.index_pages import PAGE_BYTES, PAGE_TOKENS, place, read_keys, split_pages
+from pic_kernels.index_pages import PAGE_TOKENS, place, read_keys, split_pages
 from torch import Tensor
 
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
@@ -155,36 +155,18 @@ class PoolView:
         return read_keys(self.index[layer], slots).to(torch.float64) if has_any else None
 
 
-def view_pool(kv_pool: object) -> PoolView:
-    """The view of SGLang's KV pool.
-
-    Args:
-        kv_pool: `model_runner.token_to_kv_pool`, with its final buffers.
+def view_plain(kv_pool: object) -> PoolView:
+    """The view of a pool without windows and index keys; it may have no layers if it is one of two.
 
     Raises:
-        UnsupportedError: rows of this pool, layout or dtype cannot be moved.
-        ContractError: a supported pool lacks an attribute, or stores another dtype.
+        UnsupportedError: as `view_pool`, likewise `ContractError`.
     """
-    name = type(kv_pool).__name__
-    if name == WINDOW_POOL:
-        view = _view_both(cast(_WindowPool, kv_pool))
-    elif name == BLOCK_POOL:
-        view = _view_blocks(cast(_BlockPool, kv_pool))
-    else:
-        view = _view_one(kv_pool)
-    if not view.keys:
-        raise UnsupportedError(Refused("it holds no layer").line(f"the KV pool {name}"))
-    return view
-
-
-def _view_one(kv_pool: object) -> PoolView:
-    """The view of a plain pool; it may have no layers if it is one of two."""
     name = type(kv_pool).__name__
     kind = KNOWN_POOLS.get(name)
     if kind is None:
         raise UnsupportedError(_refusal(kv_pool))
     pool = cast(_Pool, kv_pool)
-    _refuse_layout(pool)
+    refuse_layout(pool)
     values: tuple[Tensor, ...]
     try:
         num_slots, page_size, start_layer = pool.size + pool.page_size, pool.page_size, pool.start_layer
@@ -195,15 +177,14 @@ def _view_one(kv_pool: object) -> PoolView:
             rope_offset = keys[0].shape[-1] - rope_dim if keys else 0
         elif kind is PoolKind.MLA:
             rope_offset, rope_dim = pool.kv_lora_rank, pool.qk_rope_head_dim
-            keys = _typed(pool, pool.kv_buffer, (num_slots, 1, rope_offset + rope_dim))
+            keys = typed(pool, pool.kv_buffer, (num_slots, 1, rope_offset + rope_dim))
             values = ()
         else:
             rope_offset, rope_dim = 0, pool.head_dim
-            keys = _typed(pool, pool.k_buffer, (num_slots, pool.head_num, pool.head_dim))
-            values = _typed(pool, pool.v_buffer, (num_slots, pool.head_num, pool.v_head_dim))
-        index = _index_pages(pool) if getattr(pool, "use_dsa", False) else ()
+            keys = typed(pool, pool.k_buffer, (num_slots, pool.head_num, pool.head_dim))
+            values = typed(pool, pool.v_buffer, (num_slots, pool.head_num, pool.v_head_dim))
     except AttributeError as error:
-        raise ContractError(_MISSING.format(f"{name}.{error.name}")) from error
+        raise ContractError(MISSING.format(f"{name}.{error.name}")) from error
     return PoolView(
         kind=kind,
         keys=keys,
@@ -214,74 +195,11 @@ def _view_one(kv_pool: object) -> PoolView:
         rope_offset=rope_offset,
         rope_dim=rope_dim,
         start_layer=start_layer,
-        index=index,
         num_scaled=num_scaled,
     )
 
 
-def _view_both(pool: _WindowPool) -> PoolView:
-    """The view of a pool with a window pool, in the order of the model's layers."""
-    try:
-        for attribute, reason in _OTHER_WINDOWS.items():
-            if getattr(pool, attribute):
-                raise UnsupportedError(Refused(reason).line(f"the KV pool {WINDOW_POOL} of {attribute}"))
-        whole, window = _view_one(pool.full_kv_pool), _view_one(pool.swa_kv_pool)
-        layers, slots = [pool.layers_mapping[layer] for layer in range(pool.layer_num)], pool.full_to_swa_index_mapping
-    except AttributeError as error:
-        raise ContractError(_MISSING.format(f"{WINDOW_POOL}.{error.name}")) from error
-    except KeyError as error:
-        raise UnsupportedError(Refused("it lacks a layer").line(f"the KV pool {WINDOW_POOL}")) from error
-    if whole.kind is not PoolKind.MHA or window.kind is not PoolKind.MHA or whole.dtype != window.dtype:
-        found = f"{whole.kind.value} rows of {whole.dtype} beside windows of {window.kind.value} rows of {window.dtype}"
-        raise UnsupportedError(Refused("both must have keys and values of one dtype").line(found))
-    parts = [(window if is_window else whole, index) for index, is_window in layers]
-    return replace(
-        whole,
-        keys=tuple(part.keys[index] for part, index in parts),
-        values=tuple(part.values[index] for part, index in parts),
-        rope_dim=min((part.rope_dim for part, _ in parts), default=0),
-        windows=WindowRows(
-            layers=frozenset(layer for layer, (_, is_window) in enumerate(layers) if is_window),
-            slots=slots,
-            num_slots=window.num_slots,
-        ),
-    )
-
-
-def _view_blocks(pool: _BlockPool) -> PoolView:
-    """The view of a pool with an index-key pool for some layers."""
-    try:
-        for attribute, reason in _OTHER_BLOCKS.items():
-            if getattr(pool, attribute):
-                raise UnsupportedError(Refused(reason).line(f"the KV pool {BLOCK_POOL} of {attribute}"))
-        main, places = _view_one(pool.main_pool), pool.index_k_layer_id_mapping
-        rows: tuple[Tensor, ...] = ()
-        if pool.index_k_pool is not None:
-            _refuse_layout(pool.index_k_pool)
-            shape = (main.num_slots, 1, pool.index_k_pool.head_dim)
-            rows = _typed(pool.index_k_pool, pool.index_k_pool.k_buffer, shape)
-    except AttributeError as error:
-        raise ContractError(_MISSING.format(f"{BLOCK_POOL}.{error.name}")) from error
-    layers = range(main.start_layer, main.start_layer + main.num_layers)
-    if not rows:
-        return main
-    return replace(main, index_rows=tuple(rows[places[layer]] if layer in places else None for layer in layers))
-
-
-_MISSING: Final = "{}: missing; this version was built for SGLang 0.5.23."
-WINDOW_POOL: Final = "SWAKVPool"
-"""Two plain pools: one for layers with sliding windows, one for all others."""
-_OTHER_WINDOWS: Final = {
-    "swa_req_ring_size": "windows are a ring of each request, and the tree keeps none of their rows",
-    "request_window": "windows are rows of each request, and the tree keeps none of them",
-    "swa_uses_full_indices": "its windows have no slots of their own",
-}
-BLOCK_POOL: Final = "MiniMaxSparseKVPool"
-"""Two plain pools: one of keys and values, one of the keys by which an indexer chooses blocks of tokens."""
-_OTHER_BLOCKS: Final = {
-    "dense_pool": "layers without an indexer have a pool of their own",
-    "index_kv_pool": "its indexer has values, which are not moved yet",
-}
+MISSING: Final = "{}: missing; this version was built for SGLang 0.5.23."
 KNOWN_POOLS: Final = {
     "DSATokenToKVPool": PoolKind.MLA,
     "MHATokenToKVPool": PoolKind.MHA,
@@ -349,35 +267,6 @@ class _Pool(Protocol):
     k_buffer: list[Tensor]
     v_buffer: list[Tensor]
     kv_buffer: list[Tensor]
-    index_key_cache: _IndexKeyCache
-
-
-class _IndexKeyCache(Protocol):
-    """The attribute read of the cache of an indexer's keys."""
-
-    buffer: list[Tensor]
-
-
-class _WindowPool(Protocol):
-    """The attributes read of `WINDOW_POOL`."""
-
-    layer_num: int
-    full_kv_pool: object
-    swa_kv_pool: object
-    layers_mapping: dict[int, tuple[int, bool]]
-    """By layer: its index in its pool, and whether that is the window pool."""
-    full_to_swa_index_mapping: Tensor
-
-
-class _BlockPool(Protocol):
-    """The attributes read of `BLOCK_POOL`."""
-
-    main_pool: object
-    dense_pool: object | None
-    index_kv_pool: object | None
-    index_k_pool: _Pool | None
-    index_k_layer_id_mapping: dict[int, int]
-    """By layer with an indexer: its index in `index_k_pool`."""
 
 
 def _refusal(kv_pool: object) -> str:
@@ -390,7 +279,8 @@ def _refusal(kv_pool: object) -> str:
     return UNKNOWN_POOL.line(f"{name}, a {parents[0]} with a layout of its own" if parents else name)
 
 
-def _refuse_layout(pool: _Pool) -> None:
+def refuse_layout(pool: _Pool) -> None:
+    """Refuse a plain pool that lays its rows out in another way, or stores another dtype."""
     name = f"the KV pool {type(pool).__name__}"
     for attribute, plain, refused in PLAIN_LAYOUT:
         value = getattr(pool, attribute, plain[0])
@@ -400,7 +290,7 @@ def _refuse_layout(pool: _Pool) -> None:
         raise UnsupportedError(OTHER_ROWS.line(f"{name} with rows of {str(pool.dtype).removeprefix('torch.')}"))
 
 
-def _typed(pool: _Pool, buffers: list[Tensor], shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+def typed(pool: _Pool, buffers: list[Tensor], shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """The buffers in the pool's dtype, checked to be of `shape` and contiguous."""
     name = type(pool).__name__
     for layer, buffer in enumerate(buffers):
@@ -423,14 +313,3 @@ def _scaled(pool: _Pool, num_slots: int) -> tuple[Tensor, ...]:
             found = f"scaled FP8 rows of shape {tuple(buffer.shape)!r} in layer {layer} of {type(pool).__name__}"
             raise UnsupportedError(Refused(f"rows must have {row_bytes} bytes", SCALED_OTHERWISE).line(found))
     return tuple(buffer.view(torch.bfloat16) for buffer in pool.kv_buffer)
-
-
-def _index_pages(pool: _Pool) -> tuple[Tensor, ...]:
-    """The pages of every layer's index keys, as FP8."""
-    for layer, buffer in enumerate(pool.index_key_cache.buffer):
-        if buffer.dtype != torch.uint8 or buffer.shape[1:] != (PAGE_BYTES,) or not buffer.is_contiguous():
-            raise ContractError(
-                f"{type(pool).__name__}: index keys of layer {layer} are {tuple(buffer.shape)} {buffer.dtype}, not "
-                f"pages of {PAGE_BYTES} bytes; this version was built for SGLang 0.5.23."
-            )
-    return tuple(buffer.view(torch.float8_e4m3fn).unsqueeze(1) for buffer in pool.index_key_cache.buffer)

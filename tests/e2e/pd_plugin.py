@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_pic.runtime.views import view_pool
+from sglang_pic.runtime.live_pools import view_pool
 from tests.e2e import plugins
 
 ROWS_VARIABLE: Final = "PD_ROWS"

@@ -12,8 +12,8 @@ from pic_kernels.numerics import relative_l2
 
 from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.runtime.live_pools import view_pool
 from sglang_pic.runtime.splice import Splicer
-from sglang_pic.runtime.views import view_pool
 from tests.helpers.builders import fail, make_path, request, request_state, scheduled, splice
 from tests.helpers.row_runner import Runner, geometry_of
 

@@ -10,7 +10,7 @@ import torch
 from pic_bench.gpu.moves import LAYOUTS, check_moves
 
 from sglang_pic.errors import BenchError
-from sglang_pic.runtime import splice
+from sglang_pic.runtime import row_groups as splice
 from tests.helpers.targets import EAGER, Target
 
 GQA, MLA = LAYOUTS["NeoX"], LAYOUTS["MLA"]

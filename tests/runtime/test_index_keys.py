@@ -15,7 +15,7 @@ from torch import Tensor
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
 from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
-from sglang_pic.runtime.rope import IndexRope
+from sglang_pic.runtime.index_keys import IndexRope
 from tests.helpers import rope_models as models
 
 SHARED = (1,)

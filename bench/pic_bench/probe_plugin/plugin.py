@@ -144,7 +144,7 @@ def _watch_rows(worker: Any) -> None:
     from pic_bench.probe_plugin.accounting import Accountant
     from pic_bench.probe_plugin.row_watch import RowWatch
     from sglang_pic.adapter.startup.draft_workers import drafts_of
-    from sglang_pic.runtime.views import view_pool
+    from sglang_pic.runtime.live_pools import view_pool
 
     runner: Any = worker.model_runner
     drafts = [each for draft in drafts_of(worker) for each in getattr(draft, "draft_runner_list", [draft.draft_runner])]

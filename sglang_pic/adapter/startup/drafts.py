@@ -21,9 +21,9 @@ from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.startup.draft_workers import drafts_of
 from sglang_pic.adapter.support import refused_backend
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
+from sglang_pic.runtime.live_pools import view_pool
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
-from sglang_pic.runtime.views import view_pool
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,9 +17,9 @@ from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_
 from sglang_pic.adapter.support import max_keys, max_sequences
 from sglang_pic.config import PicConfig
 from sglang_pic.core import Lexicon, PositionSteps
+from sglang_pic.runtime.live_pools import view_pool
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
-from sglang_pic.runtime.views import view_pool
 
 logger = logging.getLogger(__name__)
 

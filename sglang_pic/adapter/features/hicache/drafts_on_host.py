@@ -14,8 +14,9 @@ from typing import Any
 from sglang_pic.adapter.sglang.seams import TpGroup
 from sglang_pic.adapter.startup.drafts import Draft, named
 from sglang_pic.errors import Refused, UnsupportedError
-from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
+from sglang_pic.runtime.live_pools import view_host_pool
 from sglang_pic.runtime.views import PoolKind, PoolView
+from sglang_pic.runtime.window_pool import view_window_host_pools
 
 OTHER_HEADS = Refused("SGLang keeps rows only of the first head there", "start without --enable-hierarchical-cache")
 OTHER_WINDOWS = Refused(

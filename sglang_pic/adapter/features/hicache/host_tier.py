@@ -30,8 +30,9 @@ from sglang_pic.adapter.serve.rows import OffDevice, OnDevice, Reads, RowTier, S
 from sglang_pic.adapter.sglang.seams import BuildContext, Tree
 from sglang_pic.adapter.startup.calibration import calibrate_fetch
 from sglang_pic.core import CostModel, Tokens, as_tokens
-from sglang_pic.runtime.host_rows import view_host_pool, view_window_host_pools
+from sglang_pic.runtime.live_pools import view_host_pool
 from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.window_pool import view_window_host_pools
 
 
 class BackedPath(NamedTuple):

@@ -35,8 +35,10 @@ from sglang_pic.adapter.serve.rows import OffDevice, OnDevice, Place, Splice, Wi
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
-from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool, view_window_host_pools
-from sglang_pic.runtime.rope import IndexRope
+from sglang_pic.runtime.host_rows import LAYOUTS
+from sglang_pic.runtime.index_keys import IndexRope
+from sglang_pic.runtime.live_pools import view_host_pool
+from sglang_pic.runtime.window_pool import view_window_host_pools
 from tests.helpers.builders import make_path, make_pool, plan
 from tests.helpers.rope_models import RadixAttention
 
