@@ -38,13 +38,12 @@ from sglang_pic.adapter.features.window_rows import WindowRowsInTree
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.prompt_pass import alloc_anew
 from sglang_pic.adapter.serve.faults import Faults
-from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.planning import Limits
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.rows import ON_DEVICE, Piece, Place
+from sglang_pic.adapter.serve.rows import NO_WINDOWS, ON_DEVICE, Piece, Place
 from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
@@ -136,7 +135,7 @@ class Rank:
         self.tree = make_tree(self.allocator, stations=stations, **form)
         # Where windows have a pool of their own, what its slots hold.
         self.window_rows: dict[int, Row] = {}
-        windows = WindowRowsInTree(self.tree, self._table()) if num_windows else None
+        windows = WindowRowsInTree(self.tree, self._table()) if num_windows else NO_WINDOWS
         self.pins = Pins(self.index, self.eligibility, MAX_PINNED, Series((), None), windows)
         stations.features.add(self.pins)
         self.running: list[Any] = []
@@ -162,7 +161,7 @@ class Rank:
         """Match, plan, take slots; what was decided."""
         req = request(tokens, pic, **fields)
         ids = req.origin_input_ids
-        receive(req, Features(), CONFIG.core, Modes())
+        receive(req, self.tree.features, CONFIG.core, Modes())
         key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
         if self._has_store():
             self._arrive(req, key)

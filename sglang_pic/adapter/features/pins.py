@@ -30,7 +30,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.modes import Eligibility
 from sglang_pic.adapter.serve.options import FIRM, Skills
-from sglang_pic.adapter.serve.rows import WindowRows
+from sglang_pic.adapter.serve.rows import NO_WINDOWS, WindowRows
 from sglang_pic.adapter.serve.state import RequestState, tokens_of
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner, Req, Tree
@@ -126,7 +126,7 @@ class Pins(Feature):
         eligibility: prompts whose rows may be spliced are pinned.
         max_tokens: KV slots that all pins together may lock.
         series: exports `METRICS`.
-        windows: rows of layers with sliding windows, if these have a pool of their own.
+        windows: rows of layers with sliding windows.
         now: a clock in seconds that is the same on all ranks; it is asked when a request finishes while a pin has a
             time to live.
     """
@@ -139,7 +139,7 @@ class Pins(Feature):
         eligibility: Eligibility,
         max_tokens: int,
         series: Series,
-        windows: WindowRows | None = None,
+        windows: WindowRows = NO_WINDOWS,
         *,
         now: Callable[[], float] = monotonic,
     ) -> None:
@@ -282,8 +282,7 @@ class Pins(Feature):
         self._pins[key] = pin
         if older is not None:
             self._release(older, tree, PinEnd.REPLACED)
-        if self._windows is not None:
-            self._windows.lock(found.last_device_node, 0, length, locks)
+        self._windows.lock(found.last_device_node, 0, length, locks)
         self._index.pin(space, tokens)
         self.num_tokens += self._prompts[space].add(pin.data)
         self._num_bytes += pin.num_bytes

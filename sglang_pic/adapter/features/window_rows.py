@@ -30,9 +30,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
 
-from sglang_pic.adapter.serve.rows import WindowsOnHost
+from sglang_pic.adapter.serve.rows import NO_WINDOWS, OffDevice, WindowRows, WindowsOnHost
 from sglang_pic.adapter.sglang.seams import WindowTree
-from sglang_pic.core import Span, intersect_spans
+from sglang_pic.core import Run, Span, intersect_spans, subtract_spans
 from sglang_pic.runtime.views import PoolView
 
 
@@ -45,27 +45,42 @@ def keep_rows(view: PoolView) -> None:
         kept.set(False)
 
 
-class WindowRowsInTree:
+class WindowRowsInTree(WindowRows):
     """The window rows of a tree's paths.
 
     Args:
         tree: SGLang's tree.
-        slots: `WindowRows.slots`, read on the scheduler's stream.
+        slots: the window slot of each slot of the pool, read on the scheduler's stream.
     """
 
     def __init__(self, tree: WindowTree, slots: torch.Tensor) -> None:
         self._tree, self._slots = tree, slots
 
     @classmethod
-    def make(cls, tree: WindowTree, view: PoolView) -> WindowRowsInTree | None:
-        """The window rows of a server; None if they have no pool of their own."""
-        return None if view.windows is None else cls(tree, view.windows.slots)
+    def make(cls, tree: WindowTree, view: PoolView) -> WindowRows:
+        """The window rows of a server."""
+        return NO_WINDOWS if view.windows is None else cls(tree, view.windows.slots)
 
-    def holes(self, key: RadixKey, end: int) -> Sequence[Span]:
-        found: Sequence[Span] = self._tree.tree_core.swa_tombstone_ranges(key, 0, end)
-        return found
+    def find(
+        self, key: RadixKey, match: Any, end: int, found: OffDevice, *, has_host: bool
+    ) -> tuple[OffDevice, Sequence[Span]]:
+        # Window rows that left the device.
+        holes: Sequence[Span] = self._tree.tree_core.swa_tombstone_ranges(key, 0, end)
+        if not (holes and has_host):
+            return found, holes
+        there, nodes = self._on_host(match.best_match_node, holes)
+        found = found._replace(nodes=[*found.nodes, *nodes], windows=there)
+        return found, subtract_spans(holes, [(each.start, each.end) for each in there])
 
-    def on_host(self, node: Any, holes: Sequence[Span]) -> tuple[list[WindowsOnHost], list[Any]]:
+    def take(self, found: OffDevice, run: Run, slots: torch.Tensor, locks: ExitStack) -> torch.Tensor:
+        start, end = run.donor_start, min(run.donor_end, len(slots))
+        here = [(start, end)] if start < end else []
+        for first, last in subtract_spans(here, [(each.start, each.end) for each in found.windows]):
+            self.lock(found.node, first, last, locks)
+        return self._slots[slots[start:end]]
+
+    def _on_host(self, node: Any, holes: Sequence[Span]) -> tuple[list[WindowsOnHost], list[Any]]:
+        """What of `holes` in the path to a node is on the host, ascending, and its nodes."""
         # NOTE: the tree gives host slots of window rows as part of a load, and a load is of a whole window: rows within
         # a window after missing rows are skipped.
         core, window = self._tree.tree_core, self._tree.swa_retain_window
@@ -102,6 +117,3 @@ class WindowRowsInTree:
             if overlaps and (locked_end is None or locked_end - each.path_end >= window):
                 locks.callback(self._tree.unlock, self._tree.lock(each.node_id))
                 locked_end = each.path_end
-
-    def slots(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._slots[slots]

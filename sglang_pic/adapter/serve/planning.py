@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from sglang_pic.adapter.metrics import Metric, MetricKind
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.modes import logprob_start
-from sglang_pic.adapter.serve.rows import ON_DEVICE, RowTier, TreeRows, WindowRows
+from sglang_pic.adapter.serve.rows import NO_WINDOWS, ON_DEVICE, RowTier, TreeRows, WindowRows
 from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState, tokens_of, tree_namespace
 from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.sglang.seams import Req, Tree
@@ -45,7 +45,7 @@ class Planning:
         limits: of the model and its attention backend.
         cost: measured costs, or `None` to take every run that is long enough.
         tier: where rows are beside the device.
-        windows: rows of layers with sliding windows, if these have a pool of their own.
+        windows: rows of layers with sliding windows.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Planning:
         limits: Limits,
         cost: CostModel | None = None,
         tier: RowTier = ON_DEVICE,
-        windows: WindowRows | None = None,
+        windows: WindowRows = NO_WINDOWS,
     ) -> None:
         self._config, self._index, self._media = stations.config, stations.index, stations.media
         self._eligibility = stations.eligibility

@@ -34,7 +34,6 @@ from sglang_pic.core import (
     Span,
     Tokens,
     intersect_spans,
-    subtract_spans,
 )
 
 if TYPE_CHECKING:
@@ -192,20 +191,45 @@ ON_DEVICE: Final = RowTier()
 """The tier of servers without HiCache."""
 
 
-class WindowRows(Protocol):
-    """Rows of layers with sliding windows, in a pool of their own."""
+class WindowRows:
+    """Rows of layers with sliding windows in a pool of their own: here none; `WindowRowsInTree` has some."""
 
-    def holes(self, key: RadixKey, end: int) -> Sequence[Span]:
-        """The spans of the first `end` tokens of a path whose window rows left the device, ascending."""
+    def find(
+        self, key: RadixKey, match: Any, end: int, found: OffDevice, *, has_host: bool
+    ) -> tuple[OffDevice, Sequence[Span]]:
+        """Add the window rows on the host to the rows found of a match.
 
-    def on_host(self, node: Any, holes: Sequence[Span]) -> tuple[list[WindowsOnHost], list[Any]]:
-        """What of `holes` in the path to a node is on the host, ascending, and its nodes; on servers with HiCache."""
+        Args:
+            key: of the path.
+            match: of the tree.
+            end: tokens of the path that have other rows.
+            found: those of them that are not on the device.
+            has_host: whether the server has HiCache.
+
+        Returns:
+            All rows that are not on the device, and the spans of the path that have no window rows, ascending.
+        """
+        return found, ()
+
+    def take(self, found: OffDevice, run: Run, slots: torch.Tensor, locks: ExitStack) -> torch.Tensor | None:
+        """The window slots of a run's rows on the device, int64, which are locked until `locks` is closed.
+
+        Those of rows on the host are 0; None without a pool.
+
+        Args:
+            found: rows of the donor's path that are not on the device; the path is locked.
+            run: of a plan.
+            slots: of all rows of the path on the device.
+            locks: gets the locks.
+        """
+        return None
 
     def lock(self, node: Any, start: int, end: int, locks: ExitStack) -> None:
         """Lock the window rows of `[start, end)` on the path to `node`, which is locked, until `locks` is closed."""
 
-    def slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """The window slots of resident, locked rows, int64."""
+
+NO_WINDOWS: Final = WindowRows()
+"""On servers whose layers have one pool."""
 
 
 class Media(NamedTuple):
@@ -269,7 +293,7 @@ class TreeRows(RowSource):
         tree: Tree,
         names: RowNames,
         tier: RowTier,
-        windows: WindowRows | None = None,
+        windows: WindowRows = NO_WINDOWS,
         *,
         media: TextOnly | None = None,
         pinned_len: Callable[[Path], int] | None = None,
@@ -309,13 +333,7 @@ class TreeRows(RowSource):
         num_here = sum(each.full_value_len or 0 for each in on_path)
         num_rows = num_here + len(on_host.slots)
         length = num_rows + beyond if num_rows else 0
-        holes: Sequence[Span] = ()
-        if self._windows is not None:
-            holes = self._windows.holes(key, num_rows)
-            if holes and self._tier.has_host:
-                there, nodes = self._windows.on_host(result.best_match_node, holes)
-                on_host = on_host._replace(nodes=[*on_host.nodes, *nodes], windows=there)
-                holes = subtract_spans(holes, [(each.start, each.end) for each in there])
+        on_host, holes = self._windows.find(key, result, num_rows, on_host, has_host=self._tier.has_host)
         # NOTE: the path is locked at every moment, and has exactly one lock if an exception is raised.
         self._found[path] = _Resident(length, num_here, on_host, self._lock(on_host), holes)
         if known is not None:
@@ -340,7 +358,7 @@ class TreeRows(RowSource):
 
     def holes(self, path: Path, start: int, end: int) -> Sequence[Span]:
         """The parts of a resident span without window rows, on the device and on the host."""
-        return () if self._windows is None else intersect_spans(self._found[path].holes, start, end)
+        return intersect_spans(self._found[path].holes, start, end)
 
     def pinned_len(self, path: Path) -> int:
         return 0 if self._pinned_len is None else self._pinned_len(path)
@@ -363,29 +381,12 @@ class TreeRows(RowSource):
         slots = found.slots
         if slots is None:
             slots = self._tree.path_device_indices(found.on_host.node).to(torch.int64)
-            self._found[run.donor] = found._replace(slots=slots)
-        windows = None if self._windows is None else self._lock_windows(self._windows, run, slots)
-        return cut_pieces(run, shift, slots, found.on_host, windows)
-
-    def _lock_windows(self, rows: WindowRows, run: Run, slots: torch.Tensor) -> torch.Tensor:
-        """The window slots of a run's rows on the device, locked with its donor; 0 for those on the host.
-
-        Args:
-            rows: the pool for windows.
-            run: of the plan.
-            slots: of all rows of its donor's path on the device.
-        """
-        found, start, end = self._found[run.donor], run.donor_start, min(run.donor_end, len(slots))
-        assert not self.holes(run.donor, start, run.donor_end), "the planner leaves holes out"
-        here = [(start, end)] if start < end else []
-        on_host = [(each.start, each.end) for each in found.on_host.windows]
+        assert not self.holes(run.donor, run.donor_start, run.donor_end), "the planner leaves holes out"
         with ExitStack() as both:
-            for first, last in subtract_spans(here, on_host):
-                rows.lock(found.on_host.node, first, last, both)
-            windows = rows.slots(slots[start:end])
+            windows = self._windows.take(found.on_host, run, slots, both)
             both.callback(found.unlock)
-            self._found[run.donor] = found._replace(unlock=both.pop_all().close)
-        return windows
+            self._found[run.donor] = found._replace(slots=slots, unlock=both.pop_all().close)
+        return cut_pieces(run, shift, slots, found.on_host, windows)
 
     def transfer_locks(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; all others are released."""
