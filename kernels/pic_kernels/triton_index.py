@@ -13,8 +13,6 @@ from typing import Final
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
 
 from .index_pages import KEY_DIM, MIN_PEAK, PAGE_BYTES, PAGE_TOKENS, SCALES_AT
 from .layers import LayerBuffers
@@ -53,17 +51,6 @@ def splice_index(
             *_CONSTANTS,
             **LAUNCH_OPTIONS,
         )
-
-
-def compile_for(rotary_dim: int, *, is_neox: bool, is_mixed: bool, target: GPUTarget) -> CompiledKernel:
-    """The kernel as a launch with int64 shifts compiles it for `target`; no device is needed."""
-    names = _splice_index_kernel.arg_names
-    values = (rotary_dim, is_neox, is_mixed, *_CONSTANTS)
-    run_time, compile_time = names[: -len(values)], names[-len(values) :]
-    signature = {name: "i32" if name.startswith("num_") else "*i64" for name in run_time}
-    constants = dict(zip(compile_time, values, strict=True))
-    source = ASTSource(_splice_index_kernel, signature | dict.fromkeys(compile_time, "constexpr"), constants)
-    return triton.compile(source, target=target, options=dict(LAUNCH_OPTIONS))
 
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["src", "dst", "shifts"])

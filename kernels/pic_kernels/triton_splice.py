@@ -18,9 +18,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime import JITFunction
 
 from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
@@ -117,28 +114,6 @@ def move_rows(
             *const,
             **LAUNCH_OPTIONS,
         )
-
-
-def compile_for(const: Constants, target: GPUTarget) -> CompiledKernel:
-    """The kernel as a launch with int64 shifts compiles it for `target`; no device is needed.
-
-    Raises:
-        TypeError: the kernel is interpreted in this process.
-    """
-    if not isinstance(_splice_kernel, JITFunction):
-        raise TypeError("the splice kernel is interpreted: unset TRITON_INTERPRET to compile it.")
-    names = _splice_kernel.arg_names
-    run_time, compile_time = names[: -len(const)], names[-len(const) :]
-    signature = {name: "i32" if name.startswith("num_") else "*i64" for name in run_time}
-    # A launch specialises on this: tables start at multiples of 16 bytes. Counts and indices are not specialised.
-    aligned = [index for index, name in enumerate(run_time) if name.endswith(("table", "turns"))]
-    source = ASTSource(
-        _splice_kernel,
-        signature | dict.fromkeys(compile_time, "constexpr"),
-        dict(zip(compile_time, const, strict=True)),
-        {(index,): [["tt.divisibility", 16]] for index in aligned},
-    )
-    return triton.compile(source, target=target, options=dict(LAUNCH_OPTIONS))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_layers"], do_not_specialize_on_alignment=["src", "dst", "shifts"])

@@ -6,7 +6,8 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
@@ -36,6 +37,37 @@ class MachineCode(NamedTuple):
         """16 bytes at a time, nothing outside registers."""
         in_memory = self.stack_bytes + self.shared_bytes
         return not in_memory and set(self.row_stores) == {16} and self.row_loads == self.row_stores
+
+
+def compile_for_gpu(kernel: Any, constants: Sequence[object], *, aligned: tuple[str, ...] = ()) -> CompiledKernel:
+    """A kernel as a launch with int64 indices compiles it for sm_90, without a device.
+
+    Args:
+        kernel: of Triton.
+        constants: its compile-time parameters, the last ones.
+        aligned: ends of the names of parameters that start at multiples of 16 bytes, on which a launch specialises.
+
+    Raises:
+        TypeError: kernels are interpreted in this process.
+    """
+    import triton
+    from pic_kernels.triton_rows import LAUNCH_OPTIONS
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime import JITFunction
+
+    if not isinstance(kernel, JITFunction):
+        raise TypeError("the kernel is interpreted: unset TRITON_INTERPRET to compile it.")
+    names = kernel.arg_names
+    run_time, compile_time = names[: -len(constants)], names[-len(constants) :]
+    signature = {name: "i32" if name.startswith("num_") else "*i64" for name in run_time}
+    source = ASTSource(
+        kernel,
+        signature | dict.fromkeys(compile_time, "constexpr"),
+        dict(zip(compile_time, constants, strict=True)),
+        {(at,): [["tt.divisibility", 16]] for at, name in enumerate(run_time) if aligned and name.endswith(aligned)},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(LAUNCH_OPTIONS))
 
 
 def read_machine_code(compiled: CompiledKernel) -> MachineCode:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 
-from tests.helpers.machine_code import MachineCode, read_machine_code
+from tests.helpers.machine_code import MachineCode, compile_for_gpu, read_machine_code
 
 pytest.importorskip("triton")
 
@@ -30,12 +30,12 @@ def measure(shape: Shape, dtype: torch.dtype) -> MachineCode:
     copied_bytes = 0 if shape.latent else shape.heads * shape.dim * dtype.itemsize
     try:
         from pic_kernels import triton_splice
-        from triton.backends.compiler import GPUTarget
 
         kernel = triton_splice.constants(
             shape.heads, shape.dim, shape.latent, shape.rotary_dim, shape.is_neox, dtype, copied_bytes
         )
-        return read_machine_code(triton_splice.compile_for(kernel, GPUTarget("cuda", 90, 32)))
+        compiled = compile_for_gpu(triton_splice._splice_kernel, kernel, aligned=("table", "turns"))
+        return read_machine_code(compiled)
     except (ImportError, OSError, RuntimeError, TypeError, subprocess.CalledProcessError) as error:
         pytest.skip(f"cannot be compiled for sm_90 here: {error}")
 

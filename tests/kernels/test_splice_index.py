@@ -9,7 +9,7 @@ from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, sp
 from pic_kernels.numerics import INDEX_REL_L2, relative_l2
 from torch import Tensor
 
-from tests.helpers.machine_code import read_machine_code
+from tests.helpers.machine_code import compile_for_gpu, read_machine_code
 from tests.helpers.splice_cases import FAR, SLOTS, Slots, make_rope, pages
 from tests.helpers.targets import Target, free_memory, load_kernels, on_cpu
 
@@ -128,7 +128,6 @@ def test_it_compiles_for_a_gpu_without_spills(form: str, monkeypatch: pytest.Mon
     """For sm_90, without a device; products are fused with sums whatever Triton's default is."""
     pytest.importorskip("triton")
     from triton import knobs
-    from triton.backends.compiler import GPUTarget
 
     monkeypatch.setattr(knobs.language, "default_fp_fusion", False)
 
@@ -136,7 +135,8 @@ def test_it_compiles_for_a_gpu_without_spills(form: str, monkeypatch: pytest.Mon
     from pic_kernels import triton_index
 
     is_neox, is_mixed = FORMS[form]
-    compiled = triton_index.compile_for(64, is_neox=is_neox, is_mixed=is_mixed, target=GPUTarget("cuda", 90, 32))
+    constants = (64, is_neox, is_mixed, *triton_index._CONSTANTS)
+    compiled = compile_for_gpu(triton_index._splice_index_kernel, constants)
     assert compiled.metadata.enable_fp_fusion
     code = read_machine_code(compiled)
     assert code.stack_bytes == 0
