@@ -115,7 +115,7 @@ class ContentIndex:
         self._hash = hash_function
         self._chunker = Chunker(self.config, hash_function)
         self._size = TableSize()
-        # Shrink by eviction, `forget` and `flush`; a namespace goes with its last path.
+        # Shrink by eviction, `_forget` and `flush`; a namespace goes with its last path.
         self._ages: OrderedDict[int, Node] = OrderedDict()
         self._namespaces: dict[Hashable, _Namespace] = {}
         self._serials = itertools.count()
@@ -206,33 +206,30 @@ class ContentIndex:
         *,
         prefix_len: int,
         rows: RowSource,
-        end: int | None = None,
         options: PlanOptions | None = None,
     ) -> Plan:
-        """Plan `[prefix_len, end)` of a prompt.
+        """Plan the tokens of a prompt after its prefix.
 
         Args:
             namespace: only its donors are used.
             tokens: the prompt.
             prefix_len: length of the tree's exact match.
             rows: of the donors. A path that is shorter there is shortened here, too.
-            end: the prompt's length if it is not all of `tokens`.
             options: the request's own settings.
 
         Returns:
             The plan; its runs are resident according to `rows`.
 
         Raises:
-            ValueError: `prefix_len` and `end` are not in order inside the prompt.
+            ValueError: `prefix_len` is outside the prompt.
         """
         require_tokens(tokens)
-        stop = len(tokens) if end is None else end
-        if not 0 <= prefix_len <= stop <= len(tokens):
-            raise ValueError(f"prefix_len={prefix_len!r}, end={end!r}: must lie in order inside {len(tokens)} tokens.")
+        if not 0 <= prefix_len <= len(tokens):
+            raise ValueError(f"prefix_len={prefix_len!r}: must be in [0, {len(tokens)}], inside the prompt.")
         self.settle()
         space = self._namespaces.get(namespace)
         if space is None or not space.donors.heads:
-            return Plan(prefix_len=prefix_len, end=stop)
+            return Plan(prefix_len=prefix_len, end=len(tokens))
         options = options or _NO_LIMITS
         query = Query(
             policy=options.policy or self.config,
@@ -240,7 +237,7 @@ class ContentIndex:
             trie=space.trie,
             donors=space.donors,
             lexicon=self._lexicon,
-            tokens=tokens[:stop],
+            tokens=tokens,
             prefix_len=prefix_len,
             rows=rows,
             forget=self._forget,
@@ -250,17 +247,6 @@ class ContentIndex:
         self._num_work += work
         self._drop_if_empty(space)
         return plan
-
-    def forget(self, namespace: Hashable, tokens: Tokens, resident_len: int) -> None:
-        """Drop the part after `resident_len` of every path that equals `tokens` further: the tree evicted it."""
-        self.settle()
-        space = self._namespaces.get(namespace)
-        if space is None:
-            return
-        node, stored = space.trie.walk(tokens)
-        if stored > resident_len:
-            self._forget(node, resident_len)
-            self._drop_if_empty(space)
 
     @property
     def num_tokens(self) -> int:
@@ -305,20 +291,12 @@ class ContentIndex:
             for each in space.trie.walk(tokens)[0].lineage():
                 each.num_pins = max(0, each.num_pins - 1)
 
-    def flush(self, namespace: Hashable | None = None) -> None:
-        """Forget one namespace, or all of them; all of them also while `is_whole` is False."""
-        if namespace is None:
-            self._noted.clear()
-            self._size, self._ages, self._namespaces = TableSize(), OrderedDict(), {}
-            self._num_tokens = self._num_namespace_bytes = 0
-            self.is_whole = True
-            return
-        self.settle()
-        space = self._namespaces.get(namespace)
-        if space is not None:
-            for child in list(space.trie.root.children.values()):
-                self._remove_subtree(child)
-            self._drop_if_empty(space)
+    def flush(self) -> None:
+        """Forget everything, also while `is_whole` is False."""
+        self._noted.clear()
+        self._size, self._ages, self._namespaces = TableSize(), OrderedDict(), {}
+        self._num_tokens = self._num_namespace_bytes = 0
+        self.is_whole = True
 
     def stats(self) -> IndexStats:
         """Sizes and counts. Cost O(nodes)."""

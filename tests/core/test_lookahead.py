@@ -32,7 +32,7 @@ def test_a_row_that_two_paths_have_each_of_their_own_is_no_donor_for_either(name
     index.publish("a", PATHS[0], [(0, 30), (50, 130)], spliced=[(30, 50)])
     index.publish("a", PATHS[1], [(start, 130)])
     assert [is_eligible(index, PATHS[0], position) for position in (29, 47, 49, 50)] == [True, False, False, True]
-    index.flush("a")
+    index.flush()
     index.publish("a", PATHS[1], [(0, 130)])
     index.publish("a", PATHS[0], [(start, 130)], spliced=[(start, 50)], approximate=[(start, 130)])
     assert [index.exactness("a", path).approximate_len for path in PATHS] == [80, 0]
