@@ -1,13 +1,14 @@
 """The context rule: which runs of a plan were computed after text too unlike the text before them here.
 
 Rows depend on the text before them. A prompt that goes on, or lost some of its history, has its runs in the order in
-which a donor read them, after much the same text, and the seams of the runs are all that has to be computed again. Two
-kinds of runs are different (bench/results/study/context.md):
+which a donor read them, after much the same text, and the seams of the runs are all that has to be computed again.
+Three kinds of runs are different (bench/results/study/context.md):
 
 - Text that a prompt has *reordered*: documents sorted otherwise, or each from another prompt. The answer may be in any
   of them, and is wrong more often where they are spliced.
 - Text near the end of a prompt that a donor has read after *another* text, such as instructions after another task:
   its first rows have read most of that text, and the answer reads its last.
+- Text near the end after *steps* that the donor has not seen, such as a file that is read again: a longer seam.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from enum import Enum
 
 import numpy as np
 
@@ -32,9 +34,18 @@ _LEAST_DONORS = 3
 _MOST_SHIFTS = 8
 """Of the runs before, at which contexts are compared."""
 _LIKE_TOKENS = 128
-"""Contexts are other texts if a donor's has more tokens that the prompt lacks, or lacks more and `_MOST_UNSEEN`."""
+"""Contexts are other texts if a donor's has more tokens that the prompt lacks, or lacks more and `_MOST_UNSEEN`; a run
+has a longer seam if its donor lacks more of the text in front of it."""
 _MOST_UNSEEN = 1 / 2
 """Share of the text before a run."""
+
+
+class _Unlike(Enum):
+    """How the context of a donor differs from the text before its run."""
+
+    NONE = "little"
+    NEAR = "it lacks some of the last text"
+    OTHER = "it is another text"
 
 
 def find_reordered(runs: Sequence[Run]) -> list[bool]:
@@ -70,7 +81,7 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
     return reordered.tolist()
 
 
-def after_other_text(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:
+def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:
     """For each run of a plan the span of the prompt in which its donor's context lets it be spliced.
 
     Args:
@@ -78,7 +89,8 @@ def after_other_text(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
         tokens: the prompt.
         last: the end of the prompt, or of the part that may be spliced.
         num_tail: tokens at the end where no run is spliced whose donor has read another text; if that text ends in
-            the last twice as many, no run is spliced in the first half as many after it either.
+            the last twice as many, no run is spliced in the first half as many after it either, and if there the donor
+            lacks some of the `num_tail` tokens before its run, in the first quarter as many.
 
     Returns:
         All up to `last` for other runs; O(tokens) in numpy for each run that is looked at.
@@ -92,18 +104,22 @@ def after_other_text(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
         shifts[run.shift] = None
         begin = run.target_start - run.seam_len
         is_near = begin > last - 2 * num_tail
-        if (is_near or run.target_end > last - num_tail) and _is_other(run, tokens, {0, *list(shifts)[-_MOST_SHIFTS:]}):
-            if run.donor is not donor:
-                donor, start = run.donor, begin + num_tail // 2 if is_near else 0
-            spans.append((start, last - num_tail))
-        else:
+        unlike = _Unlike.NONE
+        if is_near or run.target_end > last - num_tail:
+            unlike = _unlike(run, tokens, {0, *list(shifts)[-_MOST_SHIFTS:]}, num_tail)
+        if unlike is _Unlike.NONE:
             donor = None
             spans.append((0, last))
+            continue
+        if run.donor is not donor:
+            seam = num_tail // (2 if unlike is _Unlike.OTHER else 4)
+            donor, start = run.donor, begin + seam if is_near else 0
+        spans.append((start, last - num_tail if unlike is _Unlike.OTHER else last))
     return spans
 
 
-def _is_other(run: Run, tokens: Tokens, shifts: AbstractSet[int]) -> bool:
-    """Whether a donor's context, compared at these shifts, is another text than that before its run."""
+def _unlike(run: Run, tokens: Tokens, shifts: AbstractSet[int], near: int) -> _Unlike:
+    """How a donor's context, compared at these shifts, differs from the text before its run, as far as it matters."""
     here, context = tokens[: run.target_start - run.seam_len], run.donor.tokens(run.donor_start - run.seam_len)
     seen, known = np.zeros(len(here), bool), np.zeros(len(context), bool)
     for shift in shifts:
@@ -112,5 +128,7 @@ def _is_other(run: Run, tokens: Tokens, shifts: AbstractSet[int]) -> bool:
             is_equal = here[start:end] == context[start - shift : end - shift]
             seen[start:end] |= is_equal
             known[start - shift : end - shift] |= is_equal
-    num_foreign, num_unseen = (int(np.count_nonzero(~each)) for each in (known, seen))
-    return num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * len(here))
+    num_foreign, num_unseen, num_near = (int(np.count_nonzero(~each)) for each in (known, seen, seen[-near:]))
+    if num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * len(here)):
+        return _Unlike.OTHER
+    return _Unlike.NEAR if num_near > _LIKE_TOKENS else _Unlike.NONE

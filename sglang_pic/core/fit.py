@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sglang_pic.core.context import after_other_text, find_reordered
+from sglang_pic.core.context import find_reordered, spans_by_context
 from sglang_pic.core.path import PlanPaths
 from sglang_pic.core.plan import DropReason, Run
 from sglang_pic.core.query import Query
@@ -47,7 +47,7 @@ class Fitter:
         """The parts of the runs that may be spliced so near to the prompt's end after the donor's context."""
         policy = self._query.policy
         tail = max(policy.tail_tokens, policy.other_tail_tokens) if policy.tail_tokens else 0
-        spans = after_other_text(found, self._query.tokens, self._limits.stop + 1, tail)
+        spans = spans_by_context(found, self._query.tokens, self._limits.stop + 1, tail)
         starts = [run.target_start for run in found]
         return self._cut(runs, [spans[bisect_right(starts, run.target_start) - 1] for run in runs], DropReason.TAIL)
 

@@ -92,26 +92,29 @@ def test_what_is_known_of_a_path_serves_a_run_further_on() -> None:
 
 SHARED, ASKED, NOW, THEN = (text(*each) for each in ((20, 1500), (21, 900), (22, 700), (23, 700)))
 ALIKE = {
-    "after another header": ([THEN[:40]], [NOW[:60]], False),
-    "after another task": ([SHARED[:100], THEN[:400]], [SHARED[:100], NOW[:400]], True),
-    "after text that is gone": ([SHARED[:300], THEN[:120], SHARED[300:600]], [SHARED[:600]], False),
-    "after more of it": ([SHARED[:300], THEN[:140], SHARED[300:600]], [SHARED[:600]], True),
-    "after new text": ([SHARED[:600]], [SHARED[:600], NOW[:500]], False),
-    "after more new text than old": ([SHARED[:600]], [SHARED[:600], NOW[:700]], True),
-    "after two texts in another order": ([SHARED[:300], SHARED[400:700]], [SHARED[400:700], SHARED[:300]], False),
+    "after another header": ([THEN[:40]], [NOW[:60]], (64, 64)),
+    "after another task": ([SHARED[:100], THEN[:400]], [SHARED[:100], NOW[:400]], (256, 512)),
+    "after text that is gone": ([SHARED[:300], THEN[:120], SHARED[300:600]], [SHARED[:600]], (64, 64)),
+    "after more of it": ([SHARED[:300], THEN[:140], SHARED[300:600]], [SHARED[:600]], (256, 512)),
+    "after a little new text": ([SHARED[:600]], [SHARED[:600], NOW[:120]], (64, 64)),
+    "after new text": ([SHARED[:600]], [SHARED[:600], NOW[:500]], (128, 64)),
+    "after new text some way in front": ([SHARED], [SHARED[:800], NOW[:500], SHARED[800:]], (64, 64)),
+    "after more new text than old": ([SHARED[:600]], [SHARED[:600], NOW[:700]], (256, 512)),
+    "after two texts in another order": ([SHARED[:300], SHARED[400:700]], [SHARED[400:700], SHARED[:300]], (64, 64)),
 }
+"""The donor's text, the prompt's, and what is computed of the text behind it: first tokens, and last ones."""
 
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_near_the_end_a_donor_must_have_read_much_the_same_text(name: str) -> None:
-    old, new, is_other = ALIKE[name]
+    old, new, (seam, tail) = ALIKE[name]
     index = index_of(join(*old, ASKED), config=CoreConfig(edit="in_place", reordered="splice"))
     plan = plan_of(index, *new, ASKED, NOW[-10:])
     asked = [run for run in plan.runs if run.target_end > sum(map(len, new))]
     start, end = asked[0].target_start - sum(map(len, new)), plan.end - asked[-1].target_end
-    assert end == (512 if is_other else 64)
-    # A run that begins before it is further from the end than the first 256 tokens matter.
-    assert start < 0 or start == (256 if is_other else 64)
+    assert end == tail
+    # A run that begins before it is further from the end than its first tokens matter.
+    assert start < 0 or start == seam
 
 
 def test_after_another_text_that_is_far_from_the_end_only_the_end_is_computed() -> None:
