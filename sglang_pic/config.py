@@ -37,9 +37,9 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = ()
     share: Annotated[
         Share,
-        "Share of the sessions, chosen by a hash of their names, whose requests are spliced if they name no mode. "
-        "A session's name is `session_id`, else the header `x-smg-routing-key`, else `extra_key` and `cache_salt`; "
-        "below 1 requests without any of these are not spliced.",
+        "Share of the sessions, chosen by a hash of their names, whose requests are spliced if they name no mode; a "
+        "larger share contains the smaller one. A session's name is `session_id`, else the header `x-smg-routing-key`, "
+        "else `extra_key` and `cache_salt`; below 1 requests without any of these are not spliced.",
     ] = 1.0
     require_salt: Annotated[bool, 'Serve requests without a `cache_salt` with mode `"off"`, whatever they ask for.'] = (
         False
@@ -91,8 +91,7 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 0.05
     audit_kl_limit: Annotated[
         AboveZero,
-        "Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there; "
-        "requests spliced after a changed field, and those that only inherit spliced rows, have means of their own.",
+        "Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there.",
     ] = 0.25
     audit_kl_cap: Annotated[AboveZero, "Nats: the most that one audited request counts in that mean."] = 2.0
     audit_window: Annotated[
@@ -105,8 +104,8 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fault_limit: Annotated[
         int,
         Range(1, 1_000_000),
-        "Number of faults (exceptions in the plugin, after which requests are computed as usual) that switches "
-        "splicing off on the whole server, until the cache is flushed or the server restarts.",
+        "Number of faults (exceptions in the plugin) that switches splicing off on the whole server, until the cache "
+        "is flushed or the server restarts.",
     ] = 8
     pin_max_percent: Annotated[
         int,
@@ -118,13 +117,13 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = False
     checkpoints: Annotated[
         bool,
-        "Keep the states of a model with recurrent state where earlier prompts of the same template parted, a prompt "
-        "earlier than SGLang does. No effect on other models, or with `--mamba-radix-cache-strategy no_buffer`.",
+        "Keep the states of a model with recurrent state where earlier prompts parted, a prompt earlier than SGLang "
+        "does. No effect on other models, or with `--mamba-radix-cache-strategy no_buffer`.",
     ] = True
     certificate: Annotated[
         str | None,
         "Path of a certificate of `sglang-pic tune`, relative to the configuration's folder. Start-up logs whether it "
-        "fits this server, and serves as configured in either case.",
+        "fits this server.",
     ] = None
 
     def without_secrets(self) -> PicConfig:

@@ -179,12 +179,12 @@ def render(page: str, records: Mapping[str, Record]) -> str:
     """The page with its list of figures written anew, a line for each item."""
     lines = []
     for item in ITEMS:
-        figures = [
-            f"{figure.what}{f' ({figure.aim})' if figure.aim else ''}: {_measured(figure, records)}"
-            for figure in FIGURES
-            if figure.item == item.name
-        ]
-        lines += [f"- `{item.name}`: {'; '.join(figures)}"] if figures else []
+        figures = [figure for figure in FIGURES if figure.item == item.name]
+        named = [f"{figure.what}{f' ({figure.aim})' if figure.aim else ''}" for figure in figures]
+        if item.name in records:
+            named = [f"{name}: {_measured(figure, records)}" for name, figure in zip(named, figures, strict=True)]
+        is_open = "" if item.name in records else "open: "
+        lines += [f"- `{item.name}`: {is_open}{'; '.join(named)}"] if named else []
     before, begin, rest = page.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     return "\n".join([f"{before}{begin}", *lines, f"{end}{after}"])

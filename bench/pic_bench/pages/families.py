@@ -136,7 +136,8 @@ def _lines() -> Iterator[str]:
             weights[answers[family.name][at].kind] += family.weight
         shares.append([card.upper(), *(_percent(weight / total) for weight in weights.values())])
     yield from table(shares[0], shares[1:]).splitlines()
-    yield from (line for text in _ABOUT for line in ("", fill(" ".join(text.split()), 160, break_on_hyphens=False)))
+    yield ""
+    yield fill(" ".join(_ABOUT.split()), 160, break_on_hyphens=False)
     yield ""
     groups: dict[str, list[str]] = {}
     for family in families:
@@ -145,18 +146,15 @@ def _lines() -> Iterator[str]:
     for said, names in groups.items():
         yield f"- **{said}**: {'; '.join(names)}"
     yield ""
-    unsure = "; ".join(family.name for family in families if family.unsure)
-    yield f"Flags or configurations not looked up again, so perhaps not as published (`unsure` there): {unsure}."
+    num_unsure = sum(bool(family.unsure) for family in families)
+    yield f"Flags or configurations of {num_unsure} families, `unsure` in that file, are perhaps not as published."
 
 
-_ABOUT: Final = (
-    """`make recipes` wrote this page from the answers of `sglang-pic doctor`, with the arguments of SGLang's cookbook
-    ([flags](../bench/pic_bench/pages/families.toml)) on each family's configuration. *Splices* means that these checks
-    pass. *Prefix only* means that SGLang's own cache serves the model, as without the flag. No weights were read, and
-    no GPU has run any of it. Start-up checks the rest on the live model.""",
-    """A family's share is its part of the stored revisions of SGLang's cookbook pages (until October 2026), not of
-    running servers; a family without one has no page.""",
-)
+_ABOUT: Final = """`make recipes` wrote this page from the answers of `sglang-pic doctor`, with the arguments
+    of SGLang's cookbook ([flags](../bench/pic_bench/pages/families.toml)) on each family's configuration.
+    *Prefix only* means that SGLang's own cache serves the model, as without the flag. No weights were read,
+    and no GPU has run any of it. Start-up checks the rest on the live model. A family's share is its part of
+    the revisions of SGLang's cookbook pages until October 2026, not of running servers."""
 
 
 def _percent(part: float) -> str:

@@ -112,10 +112,10 @@ def _lines(answers: Sequence[tuple[Recipe, Answer]], num_renamed: int) -> Iterat
 
 
 _ABOUT: Final = """The recipes are those that were found in public until October 2026
-    ([sources](../bench/pic_bench/pages/recipes.toml)), one for each file, model, card and mode, with equal weight: they
-    are no sample of running servers. *Agentic* are InferenceX's agentic files, operators' own, and the agentic ones of
-    Dynamo and llm-d; *cookbook* SGLang's, Baseten's and Modal's. Both servers of PD get the flag. {num_renamed} recipes
-    have old names of flags and were asked for by the new ones."""
+    ([sources](../bench/pic_bench/pages/recipes.toml)), one for each file, model, card and mode: they are no sample of
+    running servers. *Agentic* are InferenceX's agentic files, operators' own, and the agentic ones of Dynamo and
+    llm-d; *cookbook* SGLang's, Baseten's and Modal's. {num_renamed} recipes have old names of flags and were asked for
+    by the new ones."""
 
 
 def _share(count: Counter[str], kind: str) -> str:

@@ -25,7 +25,7 @@ from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
 from sglang_pic.adapter.startup import startup_metrics
-from sglang_pic.adapter.support import SUPPORT, Level, Support
+from sglang_pic.adapter.support import SUPPORT, Area, Level, Support
 from sglang_pic.cli import VERBS
 from sglang_pic.config import PicConfig
 from sglang_pic.core.settings import Setting, settings_of
@@ -106,12 +106,13 @@ def _reasons() -> str:
 
 
 def _listed(meanings: Mapping[str, str]) -> str:
-    return "".join(f"- {name}: {meaning}\n" for name, meaning in meanings.items())
+    return "".join(f"- {name}: {meaning}\n" if meaning else f"- {name}\n" for name, meaning in meanings.items())
 
 
 def _support() -> str:
-    """The entries of each area by status; those with one reason share a line."""
-    entries = sorted(SUPPORT, key=lambda entry: (_position(entry.area), _position(entry.level)))
+    """The entries of each area by status, those with one reason in a line; OPERATE.md has versions and packages."""
+    shown = [entry for entry in SUPPORT if entry.area not in (Area.SGLANG, Area.PACKAGE)]
+    entries = sorted(shown, key=lambda entry: (_position(entry.area), _position(entry.level)))
     parts = []
     for area, of_area in groupby(entries, key=lambda entry: entry.area):
         lines = [f"### {area.value[:1].upper()}{area.value[1:]}\n"]
@@ -161,20 +162,13 @@ def _features() -> str:
     return fill(bullet, 160, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
-def _exits() -> str:
-    """The meanings of the exit codes that are a verb's own."""
-    codes = sorted({code for verb in VERBS.values() for code in verb.exits})
-    rows = [(f"`{name}`", *(verb.exits.get(code, "") for code in codes)) for name, verb in VERBS.items()]
-    return table(("verb", *(f"`{code}`" for code in codes)), rows)
-
-
 def _verbs() -> str:
-    """What each verb is for, with examples; `--help` says more."""
-    parts = []
+    """What each verb is for, and the exit codes that are its own; `--help` has its arguments and examples."""
+    lines = []
     for name, verb in VERBS.items():
-        examples = "\n".join(f"$ {line}" for line in verb.examples)
-        parts.append(f"## {name}\n{verb.help[0].upper()}{verb.help[1:]}.\n\n```console\n{examples}\n```\n")
-    return "\n".join(parts)
+        exits = "; ".join(f"`{code}` {meaning}" for code, meaning in verb.exits.items())
+        lines.append(f"- `{name}`: {verb.help}. {exits}.\n")
+    return "".join(lines)
 
 
 def _named(entry: Support) -> str:
@@ -182,6 +176,9 @@ def _named(entry: Support) -> str:
 
 
 def _why(entry: Support) -> str:
+    """Empty for what is refused by the layout of a class or of ranks: the line that stops the start says why."""
+    if entry.level is Level.REFUSED and entry.area in (Area.POOL, Area.TOPOLOGY):
+        return ""
     return f"counted under `{entry.fallback}`" if entry.fallback else entry.reason
 
 
@@ -207,7 +204,6 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "support": _support,
     "versions": _versions,
     "features": _features,
-    "exits": _exits,
     "verbs": _verbs,
 }
 

@@ -18,7 +18,7 @@ from sglang_pic.core import Context, CostModel, Plan, Reason, intersect_spans
 TOKENS: Final = Metric(
     "sglang:pic_tokens_total",
     MetricKind.COUNTER,
-    "Prompt tokens of admitted requests by source. Tokens that a retracted request computes again are not counted.",
+    "Prompt tokens of admitted requests by source, without those that a retracted request computes again.",
     label="source",
     values={"prefix": "Exact prefix hit.", "chunk": "Spliced.", "computed": "Computed."},
 )
@@ -32,8 +32,8 @@ SPLICED: Final = Metric(
 SPLICED_TOKENS: Final = Metric(
     "sglang:pic_spliced_tokens_total",
     MetricKind.COUNTER,
-    "Spliced prompt tokens of admitted requests, by how the text before the donor differs from the text before the "
-    "run. They add up to the source chunk of sglang:pic_tokens_total.",
+    "Spliced tokens, by how the text before the donor differs from the text before the run. They add up to the source "
+    "chunk of sglang:pic_tokens_total.",
     label="context",
     values={
         Context.SAME.value: "The text is the same.",
@@ -45,53 +45,49 @@ SPLICED_TOKENS: Final = Metric(
 FETCHED_TOKENS: Final = Metric(
     "sglang:pic_fetched_tokens_total",
     MetricKind.COUNTER,
-    "Of the spliced prompt tokens of admitted requests, those whose rows were read from host memory (HiCache).",
+    "Of the spliced tokens, those whose rows were read from host memory (HiCache).",
 )
 INHERITED: Final = Metric(
     "sglang:pic_inherited_requests_total",
     MetricKind.COUNTER,
-    "Admitted requests that splice nothing, but whose exact prefix hit has approximate rows: spliced for an earlier "
-    "request, or computed after such rows.",
+    "Requests that splice nothing, but whose exact prefix hit has approximate rows: spliced for an earlier request, or "
+    "computed after such rows.",
 )
 INHERITED_TOKENS: Final = Metric(
     "sglang:pic_inherited_tokens_total",
     MetricKind.COUNTER,
-    "Tokens of exact prefix hits of admitted requests from the first approximate row on.",
+    "Tokens of exact prefix hits from the first approximate row on.",
 )
 UNKNOWN_TOKENS: Final = Metric(
     "sglang:pic_unknown_tokens_total",
     MetricKind.COUNTER,
-    "Tokens of exact prefix hits of admitted requests whose rows may be exact or approximate: rows of requests that "
-    "donate nothing, and rows that the index has evicted (core.max_index_tokens, core.max_index_bytes). They do not "
-    "count as inherited.",
+    "Tokens of exact prefix hits of which it is not known whether they are approximate: rows of requests that donate "
+    "nothing, and rows that the index has evicted. They do not count as inherited.",
 )
 GUARDED: Final = Metric(
     "sglang:pic_guarded_tokens_total",
     MetricKind.COUNTER,
-    "Prompt tokens of admitted requests that were computed instead of spliced, because a field before them has another "
-    "value than before the donor.",
+    "Tokens computed instead of spliced, because a field before them has another value than before the donor.",
 )
 SAVED: Final = Metric(
     "sglang:pic_saved_seconds_total",
     MetricKind.COUNTER,
-    "Estimated prefill time that splices saved: by the costs measured at start-up, as if each prefill chunk had a pass "
-    "of its own. 0 if cost_gate is off.",
+    "Estimated prefill time that splices saved, as if each prefill chunk had a pass of its own. 0 if cost_gate is off.",
 )
 UNDONE: Final = Metric(
     "sglang:pic_undone_tokens_total",
     MetricKind.COUNTER,
-    "Tokens of the source chunk of sglang:pic_tokens_total that were computed because of a fault after admission.",
+    "Tokens counted as spliced that were computed because of a fault after admission.",
 )
 CHANGED_FIELDS: Final = Metric(
     "sglang:pic_changed_fields_total",
     MetricKind.COUNTER,
-    "Fields of admitted requests that have another value than before a donor; each counts once per request.",
+    "Fields that have another value than before a donor; each counts once per request.",
 )
 FALLBACKS: Final = Metric(
     "sglang:pic_fallbacks_total",
     MetricKind.COUNTER,
-    "Requests, or candidate runs of requests, that were computed instead of spliced, by reason. Reasons that begin "
-    "with fault_ count exceptions.",
+    "Requests, or candidate runs of requests, that were computed instead of spliced, by reason.",
     label="reason",
     values={reason.value: reason.description for reason in REASONS},
 )

@@ -17,8 +17,7 @@ from sglang_pic.nonces import NONCES, strip
 STRIPPED: Final = Metric(
     "sglang:pic_stripped_total",
     MetricKind.COUNTER,
-    "Prompts from which a nonce was removed before they were tokenized, also to count their tokens, by nonce. With "
-    "strip only.",
+    "Prompts from which a nonce was removed before they were tokenized, by nonce. With strip only.",
     label="nonce",
     values={name: nonce.title for name, nonce in NONCES.items()},
 )

@@ -24,8 +24,7 @@ _KEY_ERROR: Final = Metric(
 _FITS: Final = Metric(
     "sglang:pic_certificate_fits",
     MetricKind.GAUGE,
-    "1 if a certificate fits this model, its rows and these settings, else 0; absent without a certificate in the "
-    "configuration.",
+    "1 if the configured certificate fits this model, its rows and these settings, else 0; absent without one.",
 )
 METRICS: Final = (_PASSED, _KL, _KEY_ERROR, _FITS)
 
