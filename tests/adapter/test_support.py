@@ -18,7 +18,7 @@ from sglang.srt.mem_cache import registry
 from torch import nn
 
 import sglang_pic
-from sglang_pic.adapter.doctor.old_flags import RENAMED, renamed
+from sglang_pic.adapter.doctor.old_flags import RENAMED, renewed
 from sglang_pic.adapter.features import images
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.rows import TextOnly
@@ -274,4 +274,6 @@ def test_old_names_of_flags_are_not_sglangs() -> None:
     known = set(parser._option_string_actions)
     assert known.isdisjoint(RENAMED)
     assert {new.split()[0] for new in RENAMED.values()} <= known
-    assert renamed(["--attention-backend", "nsa", "--page-size", "64"]) == ["nsa is dsa"]
+    assert renewed(["--attention-backend", "nsa", "--page-size", "64"])[0] == [
+        *("--attention-backend", "dsa", "--page-size", "64")
+    ]

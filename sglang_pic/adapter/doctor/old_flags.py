@@ -18,15 +18,18 @@ RENAMED: Final = {
     "--prefill-round-robin-balance": "--load-balance-method round_robin",
     "--speculative-dflash-draft-window-size": "--speculative-draft-window-size",
 }
-"""The new flag by the old name, with its value if the old flag had none."""
+"""The new flag by the old name; it includes a value if the old flag had none."""
 
 
-def renamed(flags: Sequence[str]) -> list[str]:
-    """A message for each word that has another name today."""
-    found = list[str]()
+def renewed(flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags with their current names, and a message for each renamed one."""
+    found, said = list[str](), list[str]()
     for flag, before in zip(flags, ["", *flags], strict=False):
-        name = flag.partition("=")[0]
-        is_backend = name == "nsa" and before.endswith("attention-backend")
-        if (new := "dsa" if is_backend else RENAMED.get(name)) is not None:
-            found.append(f"{name} is {new}")
-    return found
+        name, equals, value = flag.partition("=")
+        new = "dsa" if name == "nsa" and before.endswith("attention-backend") else RENAMED.get(name)
+        if new is None:
+            found.append(flag)
+            continue
+        found += f"{new}{equals}{value}".split()
+        said.append(f"{name} is {new}")
+    return found, said

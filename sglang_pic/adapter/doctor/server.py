@@ -16,7 +16,7 @@ import torch
 
 from sglang_pic.adapter.doctor.cards import pretend
 from sglang_pic.adapter.doctor.model_folder import check_model
-from sglang_pic.adapter.doctor.old_flags import renamed
+from sglang_pic.adapter.doctor.old_flags import renewed
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
 from sglang_pic.adapter.sglang.contract import installed_version
 from sglang_pic.adapter.support import prefill_backend
@@ -101,8 +101,8 @@ def _parse(argv: list[str]) -> Any:
     except SystemExit as stop:
         # argparse ends the process with its usage and one line that names the error.
         line = said.getvalue().strip().splitlines()[-1] if said.getvalue().strip() else f"exit code {stop.code}"
-        new = ", ".join(renamed(argv))
-        now = f"; in SGLang {installed_version()} {new}" if new else ""
+        _, renamed = renewed(argv)
+        now = f"; in SGLang {installed_version()} {', '.join(renamed)}" if renamed else ""
         raise ConfigError(f"server flags: {line.removeprefix('sglang serve: error: ')}{now}") from stop
 
 
