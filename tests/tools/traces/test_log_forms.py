@@ -6,10 +6,14 @@ import bz2
 import io
 import json
 import lzma
+import random
 import tarfile
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jinja2
 import pytest
 from pic_traces import load
 from pic_traces.custom import custom_reader
@@ -17,11 +21,151 @@ from pic_traces.encode import load_encoder
 from pic_traces.encode.encoded import Encoder
 from pic_traces.errors import OptionError, TraceError
 from pic_traces.logs import Passed
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sglang_pic.census.simulate import simulate
 from sglang_pic.cli import main
 from tests.conftest import ROOT
-from tests.helpers.log_forms import FOLDER, FORMS, Call, Form, make_calls, right, write_model
+
+Json = dict[str, Any]
+
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ '<|t|>' + (tool | tojson) + '\\n' }}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + (m.content or '') }}"
+    "{% for c in m.tool_calls or [] %}{{ '<|c|>' + c.function.name + (c.function.arguments | tojson) }}{% endfor %}"
+    "{{ '<|e|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+SPECIAL = ["<|t|>", "<|c|>", "<|e|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+START = 1_780_754_400
+
+
+class Call(NamedTuple):
+    """A request and its answer, in OpenAI's form."""
+
+    number: int
+    messages: list[Json]
+    tools: list[Json]
+    answer: Json
+
+    @property
+    def body(self) -> Json:
+        return {"model": "m", "messages": self.messages, "tools": self.tools}
+
+    @property
+    def response(self) -> Json:
+        choice = {"index": 0, "message": self.answer, "finish_reason": "stop"}
+        return {"id": f"r{self.number}", "object": "chat.completion", "choices": [choice]}
+
+    @property
+    def at(self) -> int:
+        """Seconds."""
+        return START + 60 * self.number
+
+    @property
+    def clock(self) -> str:
+        return f"2026-06-06T14:{self.number:02}:00Z"
+
+
+def make_calls(seed: int = 5) -> list[Call]:
+    """The session: each call has the history of the one before, a call of a tool and its result."""
+    rng = random.Random(seed)
+    words = [f"{a}{b}" for a in ("tor", "bel", "mir", "sol", "ul") for b in ("vak", "nen", "rit", "dor")]
+
+    def text(num: int) -> str:
+        return " ".join(rng.choice(words) for _ in range(num)) + '. "Oui", dit-il: été,\n' + rng.choice(words)
+
+    def tool(name: str) -> Json:
+        schema = {"type": "object", "properties": {"path": {"type": "string", "description": text(9)}}}
+        return {"type": "function", "function": {"name": name, "description": text(20), "parameters": schema}}
+
+    tools = [tool("read_file"), tool("list_files")]
+    messages: list[Json] = [{"role": "system", "content": text(60)}, {"role": "user", "content": text(40)}]
+    calls = []
+    for number in range(3):
+        made = {"name": "read_file", "arguments": json.dumps({"path": f"src/{rng.choice(words)}.py"})}
+        tool_calls = [{"id": f"call_{number}", "type": "function", "function": made}]
+        answer = {"role": "assistant", "content": text(12), "tool_calls": tool_calls}
+        calls.append(Call(number, deepcopy(messages), tools, answer))
+        messages += [answer, {"role": "tool", "tool_call_id": f"call_{number}", "content": text(50)}]
+    return calls
+
+
+def write_model(folder: Path, calls: Sequence[Call]) -> Path:
+    """A folder with a small tokenizer, trained on the session, and the template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([json.dumps(call.body, ensure_ascii=False) for call in calls], trainer)
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|e|>"}))
+    return folder
+
+
+def right(folder: Path, calls: Sequence[Call], *, answers: bool = True) -> list[tuple[int, int]]:
+    """Prompt tokens and prefix hits of each call, against all earlier prompts and their answers."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    environment = jinja2.Environment()
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    template = environment.from_string(TEMPLATE)
+
+    def ids(messages: list[Json], tools: list[Json], *, is_prompt: bool) -> list[int]:
+        parsed = deepcopy(messages)
+        for message in parsed:
+            for made in message.get("tool_calls") or []:
+                made["function"]["arguments"] = json.loads(made["function"]["arguments"])
+        text = template.render(messages=parsed, tools=tools, add_generation_prompt=is_prompt)
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    kept: list[list[int]] = []
+    counts = []
+    for call in calls:
+        prompt = ids(call.messages, call.tools, is_prompt=True)
+        hit = max((_shared(prompt, path) for path in kept), default=0)
+        counts.append((len(prompt), hit))
+        kept.append(ids([*call.messages, call.answer], call.tools, is_prompt=False) if answers else prompt)
+    return counts
+
+
+def _shared(one: list[int], other: list[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+class Form(NamedTuple):
+    """A file in `tests/tools/traces/forms` with the session of `make_calls`, and what its form leaves out of it:
+    `tools`, `system`, `calls` (of tools), `answers`."""
+
+    name: str
+    lacks: tuple[str, ...] = ()
+
+    def seen(self, calls: Sequence[Call]) -> list[Call]:
+        """The calls without what the form leaves out."""
+        seen = []
+        for call in calls:
+            messages = deepcopy(call.messages)
+            if "system" in self.lacks:
+                messages = messages[1:]
+            if "calls" in self.lacks:
+                messages = [{"role": one["role"], "content": one["content"]} for one in messages]
+            tools = [] if "tools" in self.lacks else call.tools
+            answer = {**call.answer, "tool_calls": []} if "calls" in self.lacks else call.answer
+            seen.append(Call(call.number, messages, tools, answer))
+        return seen
+
+
+FOLDER = Path(__file__).with_name("forms")
+LACKS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("pi.jsonl", "goose.jsonl", "opencode.json"), ("system", "tools")),
+    **dict.fromkeys(("useful_chat.jsonl", "batches.jsonl"), ("tools", "answers")),
+}
+"""`useful_chat` has bodies of the AI SDK's `useChat`, `batches` those of Anthropic's batches."""
+FORMS = [Form(path.name, LACKS.get(path.name, ())) for path in sorted(FOLDER.iterdir())]
+"""`doubled_spans` has two instrumentations at once, `gateway_twice` each call when it came and when it was answered,
+`kubernetes` lines that containerd has cut."""
 
 CALLS = make_calls()
 
@@ -209,3 +353,82 @@ def test_a_reader_of_the_users_reads_any_other_form(
         custom_reader("my_log")
     with pytest.raises(TraceError, match="unknown trace format"):
         load(path)
+
+
+SHARED = ROOT.parent / "shared"
+"""Public files and others' inputs, which are not in the repository; without them these tests are skipped."""
+
+NO_TOOLS, WITH_CLOCK, APPENDED = 1507, (3064, 42), (3065, 1989)
+INPUTS: dict[str, tuple[int, int] | str] = {
+    # Prompt tokens and prefix hits of all calls, or what the error says.
+    "cases5/files/base.jsonl": WITH_CLOCK,
+    "cases5/files/append_only.jsonl": APPENDED,
+    "cases5/files/openinference_contents_no_usage.json": (NO_TOOLS, 42),
+    "cases5/files/openllmetry_tools_no_usage.json": WITH_CLOCK,
+    "cases5/files/ai_sdk_ui_messages.jsonl": (1227, 648),
+    "cases5/files/ai_sdk_model_messages.jsonl": (1436, 719),
+    # Bodies without answers: what a model wrote is no hit of the next prompt.
+    "cases5/files/bedrock_converse_bodies.jsonl": (3065, 1805),
+    "cases5/files/errors_between.jsonl": APPENDED,
+    "cases5/files/base.tar.gz": "a tar archive",
+    "cases5/files/bedrock_converse_log.jsonl": WITH_CLOCK,
+    "cases5/files/opik_spans.jsonl": WITH_CLOCK,
+    "cases5/files/vercel_ai_sdk.json": WITH_CLOCK,
+    "cases5/files/otel_span_events_old.json": (1331, 42),
+    "cases5/files/otel_logs.json": (NO_TOOLS, 42),
+    "cases5/files/prompt_as_messages.jsonl": (1436, 903),
+    "cases5/files/gemini_session.json": (607, 447),
+    "cases5/files/sgl_docker_json.log": WITH_CLOCK,
+    "cases5/files/sgl_small.log": WITH_CLOCK,
+    "cases5/files/message_field_string.jsonl": (3065, 1805),
+    "cases5/files/bigquery_rows.jsonl": APPENDED,
+    "cases5/files/langsmith_openai_wrapper.jsonl": WITH_CLOCK,
+    "cases5/files/json_in_text.log": (3065, 1805),
+    "cases5/files/llamacpp_verbose.log": WITH_CLOCK,
+    "cases5/files/utf16.jsonl": "UTF-16 text",
+    "cases5/files/stream_json.jsonl": (1051, 664),
+    "cases5/files/atif_trajectory.json": (3064, 2006),
+    "cases5/files/gemini_bodies.jsonl": WITH_CLOCK,
+    "cases5/files/bailian.jsonl": "a serving trace",
+    "cases5/files/own_export.mooncake.jsonl": "a serving trace",
+    "cases5/files/rotated": (5389, 2199),
+    "cases5/cases/trim_in_order.jsonl": (5389, 2387),
+    "cases5/cases/trim_newest_first.jsonl": (5389, 2387),
+    "files/completions_body.jsonl": "/v1/completions",
+    "files/generate_body.jsonl": "SGLang's /generate",
+    "files/inspect_dedup.eval": "a zip archive",
+    "files/langfuse_autogen-2025-06-06.json": "a Langfuse export whose generations have no messages",
+    "files/otel_openagenttraces.json": "spans without messages",
+    "files/sharegpt.json": "a ShareGPT data set",
+    "files/azure_head.csv": "a table of lengths and times",
+    "files/burstgpt_head.csv": "a table of lengths and times",
+    "files/sglang_json3.log": (23378, 5167),
+    "files/sglang_text3.log": (23378, 5167),
+    "files/litellm_spend_store_prompts.jsonl": (14125, 2562),
+    "files/litellm_standard_payload.jsonl": (14125, 2562),
+    "files/miniswe_v2_shape.traj.json": (17616, 15757),
+    "files/sweagent.traj": (56811, 27591),
+    "files/vcr_responses.yaml": (1407, 1202),
+    "files/vcr_pydantic_multi.yaml": (674, 357),
+    "files/codex_rollout.jsonl": (100, 55),
+    "files/claudecode_representative.jsonl": (1747, 1606),
+}
+
+
+@pytest.fixture(scope="module")
+def shared_encoder() -> Encoder:
+    if not SHARED.is_dir():
+        pytest.skip("no shared inputs")
+    return load_encoder(str(SHARED / "cases5/qwenlike"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_of_others_are_counted_or_named(name: str, shared_encoder: Encoder) -> None:
+    expected = INPUTS[name]
+    if isinstance(expected, str):
+        with pytest.raises(TraceError, match=expected):
+            list(load(SHARED / name))
+        return
+    found = counted(SHARED / name, shared_encoder)
+    assert (sum(tokens for tokens, _ in found), sum(hit for _, hit in found)) == expected
