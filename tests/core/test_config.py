@@ -61,9 +61,18 @@ def test_every_setting_is_declared_with_its_bounds_and_a_sentence(kind: type[Cor
         ('{"audit_kl_limit": 5.0}', "audit_kl_cap=2.0: the limit must be below"),
         ('{"audit_min": 8, "audit_window": 4}', "audit_window=4: the minimum must be no more"),
         ('{"self_test": "on"}', "Invalid enum value 'on'"),
+        ('{"mod": "off"}', "; did you mean 'mode'? (in the JSON text)"),
+        ('{"core": {"seam_tokns": 1}}', "; did you mean 'core.seam_tokens'?"),
+        ('{"seam_tokens": 1}', "; its place is in core"),
+        ('{"core": {"mode": "off"}}', "; its place is beside core"),
+        ('{"cost_gate": {"computed_token": 1}}', "; did you mean 'cost_gate.computed_token_us'?"),
+        ('{"mode": "of"}', "; must be one of auto, off"),
+        ('{"core": {"edit": "note"}}', "; must be one of notes, in_place, recompile"),
+        ('{"audit_rate": "x"}', "; must be a number from 0 to 1 (in the JSON text)"),
+        ('{"strip": ["claude-code-biling"]}', "did you mean 'claude-code-billing"),
     ],
 )
-def test_settings_that_mean_nothing_or_contradict_each_other_are_named(text: str, named: str) -> None:
+def test_a_mistake_in_the_configuration_is_answered_with_what_is_allowed(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
         read_config(text)
 

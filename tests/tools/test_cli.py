@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -13,10 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pic_bench.server_flags import server_flags
+from pic_traces.errors import OptionError, ReplayError, TraceError
 from pic_traces.printable import printable_output
 
-from sglang_pic import __version__
-from sglang_pic.cli import EXTRAS, VERBS, Verb, exits_of, main
+from sglang_pic import __version__, cli
+from sglang_pic.cli import EXIT_FAILED, EXIT_USAGE, EXTRAS, VERBS, Verb, exits_of, main
+from sglang_pic.errors import BenchError, ConfigError, PicError, ServerError, UnsupportedError
 from tests.conftest import ROOT
 
 BODIES = {
@@ -135,25 +139,6 @@ def test_a_generated_trace_without_the_other_distribution_says_what_to_install()
     done = python(WITHOUT_BENCH + run)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"sglang-pic: error: gen:random.+: pip install ./bench in the repository\n", done.stderr)
-
-
-def test_a_missing_file_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["census", "none.jsonl"]) == 2
-    assert re.fullmatch("sglang-pic: error: 'none.jsonl': no such file; .+\n", capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["compare", "sample:agents", "--model", "nosuch", "--out", "o"], "model='nosuch': no such folder; .+"),
-        (["report", "nosuch"], "'nosuch': no such folder; .+"),
-    ],
-)
-def test_what_is_not_there_is_said_before_a_server_starts(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    assert re.fullmatch(f"sglang-pic: error: {said}\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("given", ["variable", "--env"])
@@ -298,3 +283,122 @@ def test_a_bar_redraws_its_line_and_its_text_cannot(capsys: pytest.CaptureFixtur
         print("\r 50 % \r\x1b[A", end="", file=sys.stderr)
         sys.stdout.writelines(["a\tb\n", "\r\rc"])
     assert capsys.readouterr() == ("a\tb\n\r\\u000dc", "\r 50 % \\u000d\\u001b[A")
+
+
+SAMPLE = "sample:opendevin --limit-sessions 1"
+Capture = pytest.CaptureFixture[str]
+
+
+def refused(words: list[str], capsys: Capture) -> str:
+    """The last line about words that are refused with exit code 2."""
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = stop.code  # type: ignore[assignment]
+    out, err = capsys.readouterr()
+    assert (code, out) == (EXIT_USAGE, ""), err
+    return str(err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["cenus", "a"], "did you mean 'census'?"),
+        (["census", "a", "--tokeniser", "b"], "unrecognized arguments: --tokeniser b; did you mean '--tokenizer'?"),
+        (["census", "a", "--preset", "carefu"], "did you mean 'careful'?"),
+        (["compare", "a", "--modle=m", "--out", "o"], "--modle is no option; did you mean '--model'?"),
+        (["skill", "lst"], "did you mean 'list'?"),
+        (["skill", "list", "--extra-kye", "a"], "did you mean '--extra-key'?"),
+        (["doctor", "m", "--page-size", "64"], "a lone `--`: sglang-pic doctor ... -- --page-size ..."),
+        (["doctor", "m", "--crad", "h100"], "did you mean '--card'?"),
+    ],
+)
+def test_a_word_with_a_mistake_is_answered_with_the_nearest_one(words: list[str], meant: str, capsys: Capture) -> None:
+    assert refused(words, capsys).endswith(meant)
+
+
+def test_a_word_like_none_gets_no_guess(capsys: Capture) -> None:
+    assert "did you mean" not in refused(["census", "a", "--xyzzy"], capsys)
+    assert "did you mean" not in refused(["frobnicate"], capsys)
+
+
+DASH = "'-': name a file, or a folder for a run."
+COMPARE = "compare sample:agents --model"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("census none.jsonl", "'none.jsonl': no such file; "),
+        ("report nosuch", "'nosuch': no such folder; "),
+        ("report empty", "no run in it"),
+        (f"{COMPARE} nosuch --out o", "model='nosuch': no such folder; "),
+        (f"{COMPARE} empty --out o", "no config.json"),
+        (f"{COMPARE} model --out /proc/x", "cannot be (made|written)"),
+        ("model tiny-gqa /proc/x", "cannot be (made|written)"),
+        *((f"{words} -", DASH) for words in (f"explain {SAMPLE} --out", f"fix {SAMPLE} --out", "model tiny-gqa")),
+        (f"{COMPARE} m --out -", DASH),
+    ],
+)
+def test_a_file_or_folder_that_cannot_be_used_is_refused_before_anything_is_done(
+    words: str, said: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert re.match(f"sglang-pic.*: error: .*{said}", refused(words.split(), capsys))
+    assert sorted(os.listdir(tmp_path)) == ["empty", "model"]
+
+
+def test_a_flag_that_sglang_does_not_have_is_refused_before_a_server_starts() -> None:
+    with pytest.raises(ConfigError, match=r"--page-sise: SGLang has none.*did you mean '--page-size'"):
+        server_flags(["--page-sise 64"])
+    words = ("--page-size", "64", "--tp=2", "--no-enable-tf32-matmul", "--config", "a.yaml", "--chunked-prefill", "9")
+    assert server_flags([" ".join(words[:3])], words[3:]) == words
+    assert server_flags([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError(), EXIT_USAGE),
+        (TraceError(), EXIT_USAGE),
+        (OptionError(), EXIT_USAGE),
+        (PermissionError(errno.EACCES, ""), EXIT_USAGE),
+        (OSError(errno.ENOSPC, ""), EXIT_FAILED),
+        (ReplayError(), EXIT_FAILED),
+        (ServerError(), EXIT_FAILED),
+        (BenchError(), EXIT_FAILED),
+        (UnsupportedError(), EXIT_FAILED),
+        (PicError(), EXIT_FAILED),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_one_rule_gives_each_error_its_exit_code(error: Exception, code: int) -> None:
+    assert cli._exit_code(error) == code
+
+
+def test_the_completion_knows_verbs_options_values_and_files() -> None:
+    pytest.importorskip("shtab", reason="pip install '.[completion]'")
+    command = [sys.executable, "-c", "from sglang_pic.cli import main; main(['--completion', 'bash'])"]
+    script = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    asked = "; ".join(
+        f"COMP_WORDS=({line}); COMP_CWORD=$(({len(line.split())}-1)); COMPREPLY=(); _shtab_sglang_pic; "
+        'echo "${COMPREPLY[@]}"'
+        for line in ("sglang-pic cen", "sglang-pic census --tok", "sglang-pic census --preset ca")
+    )
+    done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["census", "--tokenizer", "careful"]
+    assert "_shtab_compgen_files" in script
+    assert all(name in script for name in VERBS)
+
+
+def test_without_its_library_the_completion_says_how_to_install_it() -> None:
+    code = (
+        "import sys; sys.modules['shtab'] = None; from sglang_pic.cli import main; "
+        "sys.exit(main(['--completion', 'zsh']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    assert done.stderr.endswith("pip install '.[completion]' in the repository\n")

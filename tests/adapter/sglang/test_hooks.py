@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from sglang.srt.plugins.hook_registry import HookRegistry as registry
 
-from sglang_pic.adapter.sglang import hooks
+from sglang_pic.adapter import plugin
+from sglang_pic.adapter.sglang import contract, hooks
 from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.errors import ContractError
 
@@ -88,3 +89,33 @@ def test_another_plugin_may_wrap_what_we_hooked_but_not_replace_it(target: Any) 
     target.forward = lambda _: "theirs"
     with pytest.raises(ContractError, match=r"Runner\.forward: not hooked"):
         apply_hooks()
+
+
+BACKEND = ["serve", "--radix-cache-backend", "pic"]
+
+
+def test_a_bad_configuration_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreached(*_: object) -> None:
+        raise AssertionError("the contract is read after the configuration")
+
+    monkeypatch.setattr(contract, "check_contract", unreached)
+    monkeypatch.setattr(sys, "argv", BACKEND)
+    monkeypatch.setenv("SGLANG_PIC_CONFIG", '{"mod": "off"}')
+    with pytest.raises(SystemExit) as stop:
+        plugin.register()
+    said = str(stop.value)
+    assert said.startswith("sglang_pic: SGLANG_PIC_CONFIG: ")
+    assert "did you mean 'mode'?" in said
+    assert "\n" not in said
+
+
+def test_a_stock_server_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(contract, "check_contract", lambda symbols=None: read.append(symbols) or [])
+    monkeypatch.setattr(sys, "argv", ["serve"])
+    monkeypatch.setenv("SGLANG_PIC_CONFIG", '{"mod": "off"}')
+    for name in ("frontend.install", "draft_workers.install"):
+        monkeypatch.setattr(f"sglang_pic.adapter.plugin.{name}", lambda: None)
+    monkeypatch.setattr("sglang.srt.mem_cache.registry.register_radix_cache_backend", lambda *_: None)
+    plugin.register()
+    assert read == [contract.FRONT]

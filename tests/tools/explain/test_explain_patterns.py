@@ -12,8 +12,21 @@ import pytest
 
 from sglang_pic.core import CoreConfig
 from sglang_pic.explain.cause import Cause
-from tests.helpers.explain_fakes import breaks, call_of, prose, serve
-from tests.helpers.explain_patterns import NUM, PATTERNS, RULES, Calls, growing, question, system, turns, user
+from tests.helpers.explain_fakes import (
+    NUM,
+    PATTERNS,
+    RULES,
+    Calls,
+    breaks,
+    call_of,
+    growing,
+    prose,
+    question,
+    serve,
+    system,
+    turns,
+    user,
+)
 
 UUIDS = [
     "0b1c2f6e-93b4-4d9e-8f6a-1f0e2a9b7c11",

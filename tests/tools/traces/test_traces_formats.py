@@ -29,7 +29,6 @@ MESSAGES = [
     {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
 ]
 
-
 GOOD = {"session_id": "x", "messages": MESSAGES, "turns": [2, 4]}
 
 
