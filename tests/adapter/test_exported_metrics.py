@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,10 @@ from sglang_pic.adapter.features import tenants
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve import forward, frontend, publish
-from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.rows import ON_DEVICE
+from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from tests.helpers.builders import Server, make_planning
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
@@ -79,3 +81,29 @@ def test_a_requests_span_has_what_its_response_has(details: Any) -> None:
     asked = {"gen_ai.request.id": "r"}
     found = frontend._with_span_attributes(asked, None, None, SimpleNamespace(cached_tokens_details=details), 0)
     assert found == ({**asked, "sglang.pic": 70} if details and details[0] else None)
+
+
+class Audited(Feature):
+    def summary(self) -> str:
+        return "10 audits"
+
+
+@pytest.mark.parametrize(
+    ("features", "said"), [(Features(), "audits are off"), (Features([Feature(), Audited()]), "saved; 10 audits")]
+)
+def test_a_line_sums_up_a_minute(features: Features, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    now = 0.0
+    log = TrafficLog(features, lambda: now)
+    for now, is_new in ((5.0, True), (30.0, False), (64.9, True)):  # noqa: B007
+        log.note(is_new=is_new, prefix=100, spliced=300, computed=600, saved_us=5e5)
+    assert caplog.messages == []
+    now = 125.0
+    log.note(is_new=True, prefix=0, spliced=0, computed=1000, saved_us=0.0)
+    (line,) = caplog.messages
+    assert "120 s: 2 requests, 3000 prompt tokens: 10.0 % prefix hits, 30.0 % spliced, 60.0 % computed" in line
+    assert "about 1.50 s of prefill saved" in line
+    assert said in line
+    now = 190.0
+    log.note(is_new=True, prefix=0, spliced=0, computed=1000, saved_us=0.0)
+    assert "65 s: 1 requests, 1000 prompt tokens: 0.0 %" in caplog.messages[1], "a line begins anew"

@@ -34,8 +34,6 @@ from tests.helpers.processes import forked
 _SCHEDULED = ("--enable-mixed-chunk", "--enable-priority-scheduling", "--dp-size", "2")
 _SPLIT = ("--prefill-attention-backend", "flashinfer", "--decode-attention-backend", "trtllm_mla")
 _SENDS = ("--disaggregation-mode", "prefill")
-
-
 _WITHOUT_MODEL = {"no model": (["--json"], ""), "only flags": (["--json", "--", "--page-size", "64"], "")}
 
 

@@ -21,8 +21,7 @@ from sglang_pic.adapter.serve.prefill_path import prefill_path
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from tests.helpers.builders import plan
-from tests.helpers.chosen_tokens import COMPUTED, RUNS, overlaps, recorded, ways_of
-from tests.helpers.live_rows import NUM_TOKENS, SHIFT, Bench
+from tests.helpers.live_rows import COMPUTED, NUM_TOKENS, RUNS, SHIFT, Bench, overlaps, recorded, ways_of
 from tests.helpers.processes import on_live_model, spliced_path
 
 WIDE: Final = {"index_topk": 8_192}

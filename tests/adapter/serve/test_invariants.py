@@ -38,8 +38,6 @@ def words(seed: int, length: int) -> list[int]:
 # Most of it is far from a prompt's end.
 TEXT = words(4, 700)
 HEADS = [[*range(FIRST_WORD + 10 * number, FIRST_WORD + 10 * number + 40), BREAK] for number in range(4)]
-
-
 each_page_size = pytest.mark.parametrize("page_size", [1, 16])
 each_draft = pytest.mark.parametrize(
     "draft", [NO_DRAFT, Draft(), Draft(is_eagle=True)], ids=["no", "standalone", "eagle"]

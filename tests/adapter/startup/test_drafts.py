@@ -20,7 +20,6 @@ from tests.helpers.draft_pair import DONOR_POSITION, DraftRunner, Pair, half
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
-
 KINDS = {
     "eagle": {"reads_hidden_states": True},
     "standalone": {"reads_hidden_states": False},

@@ -4,14 +4,21 @@ runner that does not compute gap batches is told."""
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from sglang_pic.adapter.startup import certified
 from sglang_pic.adapter.startup.row_check import check_rows
+from sglang_pic.config import PicConfig
+from sglang_pic.core import PRESETS, CoreConfig
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime.splice import Splicer
+from tests.helpers.certificates import SERVED, put
+from tests.helpers.processes import on_each_rank
 from tests.helpers.row_runner import Runner, geometry_of
 
 pytestmark = pytest.mark.usefixtures("no_groups")
@@ -80,3 +87,31 @@ def test_logits_of_every_gap_instead_of_every_request_stop(monkeypatch: pytest.M
 def test_a_pool_too_small_says_how_large_it_must_be() -> None:
     runner = Runner(page_size=64, size=128)
     refuses(runner, r"KV pool of 128 tokens .*--max-total-tokens 192 or more", UnsupportedError)
+
+
+def test_without_a_certificate_nothing_is_read_or_said() -> None:
+    assert certified.certify(None, PicConfig(), None, None) is None
+
+
+def serve(rank: int, group: Any, certificate: Path) -> str:
+    """Start one rank of a server whose ranks may have certificates of their own."""
+    certified.read_weights = lambda *_: SERVED.weights
+    context = SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str="fa3")),
+        server_args=SimpleNamespace(model_path="/models/smollm2"),
+        model_config=SimpleNamespace(dtype=torch.bfloat16),
+        params=SimpleNamespace(page_size=1),
+        **{"tp_group": group, "tp_rank": rank},
+    )
+    splicer: Any = SimpleNamespace(view=SimpleNamespace(dtype=torch.bfloat16))
+    config = PicConfig(core=CoreConfig(**PRESETS["balanced"]), certificate=str(certificate))
+    return f"fits: {certified.certify(context, config, splicer, None).fits}"
+
+
+def test_ranks_read_the_same_certificate_or_stop(tmp_path: Path) -> None:
+    path = put(tmp_path / "certificate.json", "balanced")
+    alike = on_each_rank(2, tmp_path / "store", lambda rank, group: serve(rank, group, path))
+    assert alike == ["fits: True"] * 2
+    paths = [path, tmp_path / "none.json"]
+    (answer,) = {*on_each_rank(2, tmp_path / "store2", lambda rank, group: serve(rank, group, paths[rank]))}
+    assert answer.startswith("UnsupportedError: tensor-parallel ranks [1] and rank 0 read different certificates,")

@@ -26,8 +26,7 @@ from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
 from tests.helpers.builders import plan
-from tests.helpers.chosen_tokens import RUNS, Chosen, overlaps, recorded, ways_of
-from tests.helpers.live_rows import NUM_TOKENS, SHIFT
+from tests.helpers.live_rows import NUM_TOKENS, RUNS, SHIFT, Chosen, overlaps, recorded, ways_of
 from tests.helpers.processes import on_live_model, spliced_path
 
 pytestmark = pytest.mark.feature("a draft model with a sparse-attention indexer")

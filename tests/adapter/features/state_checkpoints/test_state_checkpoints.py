@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from array import array
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from sglang.srt.arg_groups import overrides
+from sglang.srt.configs import linear_attn_model_registry as registry
+from sglang.srt.utils.hf_transformers_utils import get_config
 
 from sglang_pic.adapter.features import state_checkpoints
 from sglang_pic.adapter.features.state_checkpoints import METRICS, CheckpointReport, StateCheckpoints
 from sglang_pic.adapter.metrics import Series
-from sglang_pic.core.checkpoints import Checkpoints
+from sglang_pic.census.state_config import NO_BUFFER_ARCHITECTURES, model_states
+from sglang_pic.core import Tokens
+from sglang_pic.core.checkpoints import Checkpoints, _names
 from sglang_pic.errors import ContractError
 
 GRID = 64
@@ -152,3 +159,78 @@ def test_another_sglang_serves_without_checkpoints(
     assert caplog.messages == [
         "sglang_pic: states of recurrent layers are kept as without the plugin: a function is missing"
     ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "nemotron_h"},
+        {"model_type": "nemotron_h", "chunk_size": 128},
+        {"model_type": "nemotron_h", "chunk_size": 128, "mamba_chunk_size": 64},
+        {"model_type": "mamba2", "chunk_size": 128},
+        {"model_type": "granitemoehybrid", "mamba_chunk_size": 128},
+        *({"model_type": kind} for kind in ("falcon_h1", "granitemoehybrid", "mamba2", "mamba", "falcon_mamba")),
+        *({"model_type": kind} for kind in ("lfm2", "lfm2_moe", "lfm2_vl", "zaya", "llama")),
+        *({"model_type": kind} for kind in ("qwen3_next", "qwen3_5_moe", "kimi_linear", "jet_nemotron", "glm5_next")),
+    ],
+    ids=str,
+)
+def test_the_chunk_is_sglangs(config: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    # As in `mamba_cache_chunk_size`.
+    expected = getattr(get_config(str(tmp_path), trust_remote_code=False), "mamba_chunk_size", 64)
+    assert model_states(tmp_path).mamba_chunk_size == expected
+
+
+def test_models_without_extra_buffers_are_sglangs() -> None:
+    named = overrides._MAMBA_RADIX_CACHE_ARCHS - overrides._MAMBA_EXTRA_BUFFER_ARCHS
+    specs = [each for each in registry._LINEAR_ATTN_MODEL_REGISTRY if each.uses_mamba_radix_cache]
+    assert all(each.arch_names for each in specs), "one that is found by its configuration has no place in the list"
+    found = {name for each in specs if not each.support_mamba_cache_extra_buffer for name in each.arch_names}
+    assert named | found == NO_BUFFER_ARCHITECTURES
+
+
+CHUNK = 8192
+
+
+def words(seed: int, count: int) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 49_152, count).astype(np.int32)
+
+
+WORDS, LAST_WORDS = words(1, 2000), words(2, 300)
+
+
+def words_behind(clock: int, task: int) -> Tokens:
+    return np.concatenate([words(clock, 20), WORDS, words(task, 1500)])
+
+
+def test_words_have_one_name_wherever_they_stand() -> None:
+    assert np.array_equal(_names(np.concatenate([words(3, 77), WORDS]))[77:], _names(WORDS))
+    assert len(np.unique(_names(WORDS))) == len(WORDS) - 31
+
+
+def test_a_place_is_known_behind_another_clock_before_any_prompt_parts_there() -> None:
+    checkpoints = Checkpoints(GRID, CHUNK)
+    assert [checkpoints.choose(words_behind(30, task), 0, None) for task in (40, 41)] == [None, 1984]
+    fork = 2020 - 2020 % GRID
+    assert checkpoints.choose(words_behind(31, 42), 0, None) == fork
+    assert checkpoints.choose(words_behind(31, 43), fork, None) is None
+    assert checkpoints.choose(words_behind(32, 44), 0, None, namespace=7) is None
+
+
+def test_the_next_turn_leaves_a_prompt_as_the_one_before() -> None:
+    """Each turn is put in front of the same last words, where a state would be of no use."""
+    checkpoints, turns, places = Checkpoints(GRID, CHUNK), words(5, 3000), []
+    for turn in range(4):
+        prompt = np.concatenate([turns[: 500 * (turn + 1)], LAST_WORDS])
+        places.append(checkpoints.choose(prompt, 448 * turn, None))
+    assert places[2:] == [1500 - 1500 % GRID, 2000 - 2000 % GRID]
+
+
+def test_a_state_at_the_end_stays_where_the_next_turn_goes_on_from_there() -> None:
+    checkpoints, whole = Checkpoints(GRID, CHUNK), words(6, 6000)
+    assert [checkpoints.choose(whole[: 1000 * turn], 960 * (turn - 1), None) for turn in range(1, 6)] == [None] * 5
+    # A fork near the beginning is worth less than the end.
+    other = np.concatenate([whole[:200], words(7, 5000)])
+    assert checkpoints.choose(other, 0, None) is None
+    assert checkpoints.choose(other[:5000], 0, 192) == 192, "SGLang's own choice stands where nothing pays more"
