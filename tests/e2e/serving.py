@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import random
@@ -15,10 +17,12 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.probe_plugin import PROBE_VARIABLE
+from PIL import Image
 
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.core import MOST_REUSE
@@ -290,3 +294,45 @@ def divergence(reference: dict[int, float], other: dict[int, float]) -> float:
     """KL of the first token over the reference's top 20; a token that `other` lacks counts with `other`'s smallest."""
     floor = min(other.values())
     return sum(math.exp(p) * (p - other.get(token, floor)) for token, p in reference.items())
+
+
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def image(seed: int, width: int, height: int) -> str:
+    """An image of noise, of so many pixels; 28 x 28 of them are a token."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream := io.BytesIO(), "PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def words(client: Client, seed: int, count: int) -> str:
+    """Text of about so many tokens."""
+    return str(client.post("/detokenize", {"tokens": random_tokens(seed, count)})["text"])
+
+
+A, B, C = image(1, 280, 196), image(2, 196, 280), image(3, 140, 336)
+_NUM_TOKENS = 32
+
+
+class Served(NamedTuple):
+    """An answer, and how the draft did."""
+
+    ids: list[int]
+    num_spliced: int
+    num_fetched: int
+    """Of these, those whose rows were on the host."""
+    num_right: int
+    """Tokens of the draft that were accepted."""
+    num_rounds: int
+
+
+def ask(client: Client, prompt: Sequence[int] | str, *, mode: str = "auto", images: Sequence[str] = ()) -> Served:
+    given: dict[str, Any] = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+    given |= {"image_data": images} if images else {}
+    body = {**given, "sampling_params": greedy(_NUM_TOKENS, pic={"mode": mode})}
+    answer = client.post("/generate", {**body, **client.route})
+    meta = answer["meta_info"]
+    details = meta.get("cached_tokens_details") or {}
+    right, rounds = meta["spec_num_correct_drafts"], meta["spec_verify_ct"]
+    return Served(answer["output_ids"], details.get("pic", 0), details.get("pic_host", 0), right, rounds)

@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.drafted import ask
 from tests.e2e.faults import STAGES
 from tests.e2e.servers import on_each_server, on_servers
-from tests.e2e.serving import Answer, Client, assert_same, greedy, random_tokens
+from tests.e2e.serving import Answer, Client, ask, assert_same, greedy, random_tokens
 
 pytestmark = pytest.mark.e2e
 

@@ -17,10 +17,22 @@ from typing import Any, NamedTuple
 import pytest
 
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, installed_version
-from tests.e2e.drafted import _NUM_TOKENS, Served, ask
-from tests.e2e.pictures import IMAGE, A, B, words
 from tests.e2e.servers import AT_SHIFT_ZERO, AUDITED
-from tests.e2e.serving import Client, greedy, leave_for_the_host, random_tokens, serve, wait_until
+from tests.e2e.serving import (
+    _NUM_TOKENS,
+    IMAGE,
+    A,
+    B,
+    Client,
+    Served,
+    ask,
+    greedy,
+    leave_for_the_host,
+    random_tokens,
+    serve,
+    wait_until,
+    words,
+)
 
 pytestmark = pytest.mark.e2e
 as_built_for = pytest.mark.skipif(
@@ -73,7 +85,6 @@ DRAFTS = {
     "qwen-vl": Draft("tiny-qwen2.5-vl", "tiny-qwen2.5-vl-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16")),
     "ngram": Draft("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8")),
 }
-
 
 _WITH_INDEXER = dict.fromkeys(("dsa", "dsa-alone"), "a draft model with a sparse-attention indexer")
 _WITH_MEDIA = "a draft model for one that takes media"

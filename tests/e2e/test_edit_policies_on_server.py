@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.servers import on_each_server, on_servers
+from tests.e2e.servers import on_each_server
 from tests.e2e.serving import Client, divergence, random_tokens
 
 pytestmark = pytest.mark.e2e
@@ -38,17 +38,3 @@ def test_recompile_equals_a_full_prefill_whatever_was_served_before(client: Clie
     assert grown["spliced_tokens:changed"] == in_place.behind_change_tokens
     assert grown["guarded_tokens"] == recompile.guarded_tokens
     assert grown["changed_fields"] == 2, "one in each request, however many chunks its prefill has"
-
-
-@on_servers("gqa_page1.small_pool")
-def test_what_was_served_in_place_reaches_no_other_policy(client: Client) -> None:
-    """Spliced rows are in the tree under the text of the new prompt: without lanes they would be its prefix."""
-    client.generate(_OLD)
-    client.generate(_NEW, pic={"edit": "in_place"})
-    for edit in ("notes", "recompile"):
-        first, again = (client.generate(_NEW, pic={"edit": edit}) for _ in range(2))
-        assert 50 < first.cached_tokens == first.chunk_hit_tokens, "donors are, prefixes are not"
-        assert first.guarded_tokens > 0
-        assert (again.cached_tokens, again.chunk_hit_tokens) == (_LEN - 1, 0), "its own rows are a prefix"
-    assert client.generate(_NEW, pic={"edit": "in_place"}).chunk_hit_tokens == 0
-    assert client.generate(_NEW, pic={"mode": "off"}).cached_tokens == 0

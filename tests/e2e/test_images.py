@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.pictures import IMAGE, A, B, C, image, words
 from tests.e2e.servers import on_each_server, on_servers
-from tests.e2e.serving import Answer, Client, assert_same, leave_for_the_host
+from tests.e2e.serving import IMAGE, A, Answer, B, C, Client, assert_same, image, leave_for_the_host, words
 
 pytestmark = [
     pytest.mark.e2e,

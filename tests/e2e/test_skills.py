@@ -6,12 +6,10 @@ SGLang checks its pools whenever it is idle, and ends the server if a slot is mi
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
 from sglang_pic.client import Skills, compose
-from sglang_pic.errors import BenchError
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, random_tokens
 
@@ -50,23 +48,6 @@ def test_a_pin_survives_what_evicts_everything_else_and_gives_way_to_a_request(c
     client.flush()
     assert held(client) == []
     assert client.generate(other).cached_tokens == 0
-    assert client.faults() == ""
-
-
-@on_servers("gqa_page16.small_pool")
-def test_a_pin_has_a_time_to_live_and_a_priority(client: Client) -> None:
-    client.flush()
-    client.generate(random_tokens(2, 205), pic={"pin": "kept"})
-    client.generate(random_tokens(1, 205), pic={"pin": "turn", "pin_ttl_s": 1, "pin_priority": 50})
-    pins = [(pin["name"], pin["priority"], pin["ttl_s"]) for pin in client.internal_state()["pins"]["held"]]
-    assert pins == [("turn", 50, 1), ("kept", 100, None)]
-    time.sleep(1)
-    client.generate(random_tokens(3, 40))
-    assert held(client) == [("kept", 192)]
-    client.generate(random_tokens(3, 40), pic={"unpin": "kept"})
-    assert held(client) == []
-    with pytest.raises(BenchError, match=r"custom_params\.pic\.pin_ttl_s=0: must be an integer from 1"):
-        client.generate(random_tokens(3, 40), pic={"pin": "turn", "pin_ttl_s": 0})
     assert client.faults() == ""
 
 
