@@ -111,7 +111,6 @@ SHAPES: Final = {
     "unlimited-ocr": Shape(4, 2, 32, 32, answer_window=4),
 }
 
-
 MUTATIONS: Final = {
     "page_table": "the row of one request names other slots",
     "lost_prefix": "a gap does not see the tokens before it",

@@ -28,7 +28,6 @@ CONFIGS = [
     CoreConfig(chunk_min_tokens=16, chunk_avg_tokens=64, chunk_max_tokens=256),
 ]
 
-
 token_lists = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 5), max_size=300).map(as_tokens)
 
 

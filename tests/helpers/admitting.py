@@ -22,7 +22,6 @@ from tests.helpers import builders
 
 PAGE = 16
 
-
 # Which fields there are depends on the version of SGLang.
 _NO_ADMISSION = {field.name: 0 for field in dataclasses.fields(_PrefillAdmission)}
 

@@ -16,7 +16,6 @@ SERVED = Served(
     settings=policy_settings(ReusePolicy()),
 )
 
-
 CERTIFICATE = Certificate(
     **{"name": "careful", "confidence": 0.95, "budget": 0.01, "cap": 0.05, "sessions": 24, "reuse": 0.36},
     served=SERVED,

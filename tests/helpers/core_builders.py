@@ -16,7 +16,6 @@ from sglang_pic.core import (
     Plan,
     PlanOptions,
     PositionSteps,
-    RowNames,
     RowSource,
     Span,
     Tokens,
@@ -113,31 +112,24 @@ def donor_spans(plan: Plan) -> list[Span]:
 
 
 class Rows:
-    """A radix tree that forgets what it is told to: which rows it has by name, and whether each was computed there."""
+    """A radix tree that forgets what it is told to: which rows it has by path, and whether each was computed there."""
 
-    def __init__(self, names: RowNames | None = None) -> None:
-        self.names = names or RowNames()
+    def __init__(self) -> None:
         self.computed: dict[Row, bool] = {}
 
     def name(self, namespace: object, path: Tokens, position: int) -> Row:
         """What the tree tells the row at a position of a path by."""
-        page_size, lookahead = self.names
-        return namespace, path[: position - position % page_size + page_size + lookahead].tobytes(), position
+        return namespace, path[: position + 1].tobytes(), position
 
     def resident(self, namespace: object, path: Tokens) -> int:
-        """How many leading rows of a path there are, in whole pages."""
-        ends = range(0, len(path) + 1, self.names.page_size)
-        return next(end for end in ends if self.name(namespace, path, end) not in self.computed)
-
-    def resolve(self, path: Path, end: int) -> int:
-        """As the adapter does: the page that holds the last token is asked for, as far as the path goes."""
-        return self.resident(path.namespace, path.tokens(end + sum(self.names))) + self.names.lookahead
+        """How many leading rows of a path there are."""
+        return next(end for end in range(len(path) + 1) if self.name(namespace, path, end) not in self.computed)
 
     def insert(self, namespace: object, path: Tokens, computed: list[Span], spliced: list[Span]) -> None:
         """All rows of a path; what is in no span was inserted by a request that tells nobody, and is exact."""
         moved = {position for a, b in spliced for position in range(a, b)}
         told = moved | {position for a, b in computed for position in range(a, b)}
-        for position in range(len(path) - self.names.lookahead):
+        for position in range(len(path)):
             row = self.name(namespace, path, position)
             if position in told:
                 self.computed[row] = position not in moved

@@ -19,11 +19,8 @@ from tests.helpers.row_runner import Runner, geometry_of
 
 END, DONOR_POSITION = 40, 100
 
-
 # [0, 10) gap | [10, 20) run | [20, 24) gap | [24, 36) run | [36, 40) gap
 RUNS = ((10, 20), (24, 36))
-
-
 HERE, DONOR_SLOTS = torch.arange(1, 1 + END), torch.arange(200, 200 + END)
 
 

@@ -37,12 +37,6 @@ def request(text: str, **fields: object) -> dict[str, object]:
 
 
 words = st.text(max_size=8)
-
-
 contents = st.none() | words | st.lists(st.builds(lambda text: {"type": "text", "text": text}, words), max_size=2)
-
-
 roles = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
-
-
 messages = st.fixed_dictionaries({"role": roles, "content": contents})

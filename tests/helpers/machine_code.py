@@ -18,15 +18,12 @@ _REGISTERS_PER_SM: Final = 65_536
 class MachineCode(NamedTuple):
     """The machine code of one compiled kernel."""
 
-    registers: int
-    """Per thread."""
     stack_bytes: int
     """Local memory per thread: spills and run-time-indexed arrays; 0 is wanted."""
     shared_bytes: int
     """Per program; 0 is wanted, since no thread needs what another one read."""
     threads_per_sm: int
     """Threads that its registers leave room for, of 2,048."""
-    instructions: int
     row_loads: dict[int, int]
     """Loads of rows, by width in bytes: all but slots, shifts, angles and addresses."""
     row_stores: dict[int, int]
@@ -79,11 +76,9 @@ def read_machine_code(compiled: CompiledKernel) -> MachineCode:
     usage = _resources(compiled.asm["cubin"])
     loads, stores = _row_accesses(compiled.asm["ptx"])
     return MachineCode(
-        registers=usage["REG"],
         stack_bytes=usage["STACK"],
         shared_bytes=compiled.metadata.shared,
         threads_per_sm=min(2_048, _REGISTERS_PER_SM // (-(-usage["REG"] // 8) * 8) // 128 * 128),
-        instructions=compiled.asm["sass"].count(";"),
         row_loads=loads,
         row_stores=stores,
     )

@@ -23,8 +23,6 @@ from sglang_pic.core import ContentIndex, RowNames
 from tests.helpers.builders import Kept, make_allocator, make_stations, make_tree, request
 
 POOL = 4096
-
-
 MAX_PINNED = 1024
 
 

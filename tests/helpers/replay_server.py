@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pic_replay
 import pic_traces
 import pytest
 from pic_replay import ReplayOptions, run_replay
+from pic_replay.records import RequestRecord
 
 import sglang_pic
 
 PACKAGE_ROOTS = os.pathsep.join(str(Path(p.__path__[0]).parent) for p in (pic_replay, pic_traces, sglang_pic))
-
-
 ENV = {**os.environ, "PYTHONPATH": PACKAGE_ROOTS}
-
-
 PREFILL_S = 0.15
-
-
 DECODE_S = 0.05
 
 
@@ -36,8 +33,7 @@ DECODE_S = 0.05
 class FakeServer:
     """Counts a word as a token and reports half of a prompt as prefix hit and a quarter as chunk hit.
 
-    Words in a prompt steer it: `FAIL` gives HTTP 500, `BREAK` cuts the stream, `BARRIER` waits until as many requests
-    wait as the barrier wants, `HANG` waits for `release`.
+    Words in a prompt steer it: `FAIL` gives HTTP 500, `BREAK` cuts the stream, `HANG` waits for `release`.
     """
 
     context_len: int = 300
@@ -45,7 +41,6 @@ class FakeServer:
     sglang: bool = True
     seen: list[dict[str, Any]] = field(default_factory=list)
     decode_s: float = DECODE_S
-    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(3))
     hanging: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
     url: str = ""
@@ -103,8 +98,6 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(400, {"object": "error", "message": message, "code": 400})
         if "FAIL" in last:
             return self.reply(500, {"error": {"message": "out of luck"}})
-        if "BARRIER" in last:
-            self.fake.barrier.wait(timeout=20)
         if "HANG" in last:
             self.fake.hanging.set()
             self.fake.release.wait(timeout=20)
@@ -202,3 +195,19 @@ def command(fake: FakeServer, trace: str, out: Path, *more: str) -> list[str]:
     """The command line of a replay."""
     verb = "import sys; from sglang_pic.cli import main; sys.exit(main())"
     return [sys.executable, "-c", verb, "replay", trace, "--base-url", fake.url, "--out", str(out), *more]
+
+
+def record(call: int, **fields: object) -> RequestRecord:
+    """A record of session `s`; what the test does not name is plausible."""
+    asked = {"session_id": "s", "call": call, "status": "ok", "prompt_key": f"key-{call}", "num_messages": 2}
+    times = {"scheduled_at": 0.0, "finished_at": 1.0, "schedule_delay_s": 0.001, "ttft_s": 1.0, "e2e_s": 2.0}
+    tokens = {"prompt_tokens": 1000, "prefix_hit_tokens": 100, "chunk_hit_tokens": 0, "computed_tokens": 900}
+    logprobs = [["a", math.log(0.9)], ["b", math.log(0.1)]]
+    answer = {"output_tokens": 4, "output_text": "same", "first_top_logprobs": logprobs}
+    return msgspec.convert({**asked, **times, **tokens, **answer, **fields}, RequestRecord)
+
+
+def write_records(folder: Path, records: Iterable[RequestRecord]) -> None:
+    """`requests.jsonl` of a replay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "requests.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in records))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.targets import TARGETS, Target
+from tests.helpers.splice_cases import TARGETS, Target
 
 
 @pytest.fixture(params=TARGETS)

@@ -11,7 +11,7 @@ from pic_bench.gpu.moves import LAYOUTS, check_moves
 
 from sglang_pic.errors import BenchError
 from sglang_pic.runtime import row_groups as splice
-from tests.helpers.targets import EAGER, Target
+from tests.helpers.splice_cases import EAGER, Target
 
 GQA, MLA = LAYOUTS["NeoX"], LAYOUTS["MLA"]
 Move = Callable[..., None]

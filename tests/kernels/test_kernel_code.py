@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from pic_bench.gpu.kernel_pool import PARTIAL, SHAPES, Shape
 
-from tests.helpers.targets import load_kernels
+from tests.helpers.splice_cases import load_kernels
 
 DTYPES = {
     "DeepSeek-V2-Lite": (torch.bfloat16, torch.float8_e4m3fn),

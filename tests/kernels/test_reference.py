@@ -12,8 +12,7 @@ from pic_kernels import RopeParams, reference, splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from pic_kernels.reference.rotate import rotate
 
-from tests.helpers.splice_cases import bits_of, make_rope, random_rows
-from tests.helpers.targets import Target, fused
+from tests.helpers.splice_cases import Target, bits_of, fused, make_rope, random_rows
 
 SHIFTS = (1, -1, 17, 4_095, -30_000, MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT)
 

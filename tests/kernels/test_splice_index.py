@@ -10,8 +10,7 @@ from pic_kernels.numerics import INDEX_REL_L2, relative_l2
 from torch import Tensor
 
 from tests.helpers.machine_code import compile_for_gpu, read_machine_code
-from tests.helpers.splice_cases import FAR, SLOTS, Slots, make_rope, pages
-from tests.helpers.targets import Target, free_memory, load_kernels, on_cpu
+from tests.helpers.splice_cases import FAR, SLOTS, Slots, Target, free_memory, load_kernels, make_rope, on_cpu, pages
 
 NAMED = ("short and long spans", "a span that does not move", "scattered, a shift each")
 CASES = {**{name: SLOTS[name] for name in NAMED}, "pages": pages(3, 64, 48), "far": FAR}

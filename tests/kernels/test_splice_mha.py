@@ -16,15 +16,18 @@ from tests.helpers.splice_cases import (
     FAR,
     SLOTS,
     Slots,
+    Target,
     aligned_heads,
     bits_of,
     check_splice,
+    free_memory,
+    fused,
     make_buffers,
     make_rope,
+    on_cpu,
     random_rows,
     scattered,
 )
-from tests.helpers.targets import Target, free_memory, fused, on_cpu
 
 DTYPES = tuple(ROTATE_REL_L2)
 

@@ -12,8 +12,20 @@ from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import splice_mla
 from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
 
-from tests.helpers.splice_cases import FAR, SLOTS, Slots, check_splice, make_rope, random_rows, scattered
-from tests.helpers.targets import EAGER, Target, free_memory, fused, on_cpu
+from tests.helpers.splice_cases import (
+    EAGER,
+    FAR,
+    SLOTS,
+    Slots,
+    Target,
+    check_splice,
+    free_memory,
+    fused,
+    make_rope,
+    on_cpu,
+    random_rows,
+    scattered,
+)
 
 CASES = ("short and long spans", "a span that does not move", "scattered, a shift each", "pages of 16")
 

@@ -28,7 +28,7 @@ from pic_replay.records import RequestRecord, Status, summarize
 
 from sglang_pic.arguments import Parser
 from sglang_pic.errors import BenchError, ConfigError
-from tests.helpers.replay_records import record, write_records
+from tests.helpers.replay_server import record, write_records
 
 
 def test_warmup_and_other_prompts_are_no_pairs() -> None:
@@ -185,7 +185,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-
 
 TOP = {"config.json", "environment.json", "summary.json", "report.md", "report.html"}
 PER_ARM = {"requests.jsonl", "summary.json", "metrics.txt"}
