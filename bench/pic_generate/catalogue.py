@@ -30,7 +30,7 @@ WORKLOADS = {
     "sysvar": Workload("a clock, statistics or a model name late in a long system prompt", SysVar),
     "compact": Workload("a summary takes the place of old history, the recent tail stays", Compact),
     "tool_variants": Workload("a tool list in a few versions: a wording, a tool more or less", ToolVariants),
-    "reorder": Workload("long documents, or tools, in another order in every call", Reorder),
+    "reorder": Workload("long documents in another order in every call", Reorder),
     "random": Workload("nothing to reuse: what the feature costs", RandomText),
 }
 """Every generator by the name in `gen:NAME`: four of Irminsul's, documents in other orders, and the control."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta
@@ -22,22 +21,9 @@ _MODELS = ("aster-large", "aster-small-2", "birch-70b-instruct", "cedar-mini")
 _FIRST_DAY = datetime(2026, 1, 5)
 
 
-class Variable(Enum):
-    """The part of the system prompt that changes."""
-
-    CLOCK = "clock"
-    STATISTICS = "statistics"
-    MODEL = "model"
-    ALL = "all"
-
-
 class SysVar(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `gen:sysvar`; lengths in tokens."""
 
-    variable: Annotated[
-        Variable,
-        Meta(description="what changes: `clock`, `statistics` of the session, `model` (one of four names), or `all`"),
-    ] = Variable.ALL
     before: Annotated[int, Meta(ge=0, description="length of the system prompt before the variable")] = 4600
     after: Annotated[int, Meta(ge=0, description="length of the system prompt after it")] = 1200
     turn: Annotated[int, Meta(ge=1, description="length of a user message")] = 16
@@ -59,9 +45,9 @@ class SysVar(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def _field(self, rng: random.Random, clock: datetime, num_messages: int) -> str:
         num_tokens = num_messages // 2 * (self.turn + self.answer)
-        lines = {
-            Variable.CLOCK: f"Current time: {clock:%Y-%m-%d %H:%M:%S}",
-            Variable.STATISTICS: f"Session so far: {num_messages} messages, {num_tokens} tokens",
-            Variable.MODEL: f"Model: {rng.choice(_MODELS)}",
-        }
-        return "\n".join(lines.values() if self.variable is Variable.ALL else [lines[self.variable]])
+        lines = (
+            f"Current time: {clock:%Y-%m-%d %H:%M:%S}",
+            f"Session so far: {num_messages} messages, {num_tokens} tokens",
+            f"Model: {rng.choice(_MODELS)}",
+        )
+        return "\n".join(lines)

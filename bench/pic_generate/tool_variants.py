@@ -1,7 +1,7 @@
 """`gen:tool_variants`: a long list of tools that comes in a few slightly different versions.
 
 The tool-variants workload of Irminsul (arXiv:2605.05696, evaluation), reconstructed: nearly all is exact prefix because
-the versions differ late and come back. `place` and `history` turn it into the harder case.
+the versions differ late and come back. `history` turns it into a session that grows.
 """
 
 from __future__ import annotations
@@ -14,18 +14,8 @@ from msgspec import Meta
 from pic_traces.session import JsonValue, Session
 
 from pic_generate.options import Options
-from pic_generate.orders import Place
 from pic_generate.session_writer import Draft, Writer, WriterFactory
 from pic_generate.tool_schemas import describe_tool, tool_name
-
-
-class Change(Enum):
-    """How a version of a tool list differs from the plain one."""
-
-    WORDING = "wording"
-    ADDED = "added"
-    REMOVED = "removed"
-    MIXED = "mixed"
 
 
 class History(Enum):
@@ -41,15 +31,6 @@ class ToolVariants(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tools: Annotated[int, Meta(ge=2, description="tools in the plain list")] = 32
     tool: Annotated[int, Meta(ge=40, description="length of a tool's schema as JSON")] = 160
     variants: Annotated[int, Meta(ge=2, description="versions of the list, the plain one among them")] = 4
-    change: Annotated[
-        Change,
-        Meta(
-            description="what differs: the `wording` of a description, a tool `added`, `removed`, or in turn (`mixed`)"
-        ),
-    ] = Change.MIXED
-    place: Annotated[Place, Meta(description="which tools differ: at the `start`, `middle` or `end` of the list")] = (
-        Place.END
-    )
     history: Annotated[
         History, Meta(description="`none`: each call is a request of its own; `kept`: a tool-calling session grows")
     ] = History.NONE
@@ -87,19 +68,15 @@ class ToolVariants(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return [draft.call(prompt, call, tools=tools), draft.add(result)]
 
     def _versions(self, writer: Writer) -> list[list[JsonValue]]:
+        """The plain list; the others have, in turn, other words in a tool's description, a tool more, a tool less."""
         plain = [writer.tool(self.tool) for _ in range(self.tools)]
-        first = self.place.first(self.tools, self.variants - 1)
         versions = [plain]
         for number in range(self.variants - 1):
-            at = first + number
-            tool, rest = plain[at], plain[at + 1 :]
-            cycle = (Change.WORDING, Change.ADDED, Change.REMOVED)
-            match cycle[number % 3] if self.change is Change.MIXED else self.change:
-                case Change.WORDING:
-                    changed = [describe_tool(tool, writer.rng, self.tool // 3, writer.count_tokens)]
-                case Change.ADDED:
-                    changed = [tool, writer.tool(self.tool)]
-                case _:
-                    changed = []
-            versions.append([*plain[:at], *changed, *rest])
+            at = self.tools - self.variants + 1 + number
+            changed: list[JsonValue] = []
+            if number % 3 == 0:
+                changed = [describe_tool(plain[at], writer.rng, self.tool // 3, writer.count_tokens)]
+            elif number % 3 == 1:
+                changed = [plain[at], writer.tool(self.tool)]
+            versions.append([*plain[:at], *changed, *plain[at + 1 :]])
         return versions

@@ -27,11 +27,10 @@ SMALL = {
 }
 """Every workload, as small as its shape allows."""
 
-OTHER_MODES = [
-    "gen:tool_variants?history=kept&place=start&tools=6&tool=60&calls=8&sessions=2",
-    "gen:reorder?items=tools&order=rotated&count=4&length=100&sessions=2",
+SPECS = [
+    *(f"gen:{name}?{query}" for name, query in SMALL.items()),
+    "gen:tool_variants?history=kept&tools=6&tool=60&calls=8&sessions=2",
 ]
-SPECS = [*(f"gen:{name}?{query}" for name, query in SMALL.items()), *OTHER_MODES]
 
 
 def all_calls(spec: str) -> list[Call]:
@@ -61,20 +60,10 @@ TEXTS = {
     "agent_meta?header=1000&jitter=0&body=300&calls=3&sessions=1": "140d59d248ed6501",
     "agent_meta?sessions=1": "ef820fac07309e60",
     "sysvar?before=1000&after=400&calls=6&sessions=2": "df699c485138f14c",
-    "sysvar?variable=clock&sessions=1": "0d8f6d7c42638e2d",
-    "sysvar?variable=statistics&sessions=1": "00312e7b0058a545",
-    "sysvar?variable=model&sessions=1": "fd521fae7b5b4eb6",
     "compact?every=6&keep=2&calls=20&sessions=1&summary=100&turn=30&answer=50": "743f267cd8bb3a91",
-    "tool_variants?tools=8&tool=120&variants=3&change=wording&place=start&sessions=1": "1a0df8e4bbb5ce05",
-    "tool_variants?tools=8&tool=120&variants=3&change=wording&place=end&sessions=1": "51f0222ff63886a0",
-    "tool_variants?tools=8&tool=120&variants=3&change=added&place=start&sessions=1": "3eab6295450437e6",
-    "tool_variants?tools=8&tool=120&variants=3&change=added&place=end&sessions=1": "62d6c539b77055ba",
-    "tool_variants?tools=8&tool=120&variants=3&change=removed&place=start&sessions=1": "9c28fa13f1894774",
-    "tool_variants?tools=8&tool=120&variants=3&change=removed&place=end&sessions=1": "1f54f7121084e094",
+    "tool_variants?sessions=1": "5af256f6c1b8a4a3",
     "tool_variants?history=kept&tools=5&calls=4&sessions=1": "c886d55015db6e20",
-    "reorder?count=4&calls=4&sessions=3&order=shuffled": "3e84e1f96c8025fd",
-    "reorder?count=4&calls=4&sessions=3&order=rotated": "f1ad9418ff275fd5",
-    "reorder?items=tools&count=5&length=150&calls=6&sessions=1": "962aa6b74a331f21",
+    "reorder?count=4&calls=4&sessions=3": "3e84e1f96c8025fd",
     "reorder?count=2&length=60&calls=6&sessions=1": "89533f8ad1e6497e",
     "random": "c2bfb0e3ea0fe811",
 }
@@ -95,8 +84,8 @@ def test_texts_stay_as_they_are(spec: str) -> None:
         ("gen:agent_meta?headers=3", "unknown option 'headers'; allowed are header, jitter, body"),
         ("gen:agent_meta?jitter=1.5", r"jitter='1\.5': must be a number between 0 and 1"),
         (
-            "gen:sysvar?variable=date",
-            "variable='date': must be one of clock, statistics, model, all; all is the default",
+            "gen:tool_variants?history=all",
+            "history='all': must be one of none, kept; none is the default",
         ),
         (
             "gen:random?tokenizer=/no",
