@@ -21,7 +21,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.rows import Splice
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState, SplicedRows
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import Path, Plan, Run, as_tokens
 from sglang_pic.runtime.views import PoolKind, PoolView
 from tests.helpers.builders import request, splice
@@ -254,7 +254,6 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(tmp_path / "records")
     req = probed(RequestProbe(record="one"))
-    req.pic.spliced = [SplicedRows(1, 2, 0)]
     told = recorder.watch(SimpleNamespace(reqs=[req]))
     assert told is not None
     for start in (0, 3):
@@ -263,7 +262,6 @@ def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixtu
     recorder.keep(torch.zeros(3))
     with np.load(tmp_path / "records" / "one.npz") as arrays:
         assert arrays["logits"].tolist() == [0, 1, 2, 3, 4, 5]
-        assert arrays["spliced"].tolist() == [[1, 2]]
     req.extend_end = 3
     assert recorder.watch(SimpleNamespace(reqs=[req])) is None, "a chunk that ends earlier"
     assert recorder.watch(SimpleNamespace(reqs=[probed(rid="other"), req])) is None

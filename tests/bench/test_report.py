@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -54,16 +55,17 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-FIDELITY = [f"fidelity-{name}" for name in ("edits", "opendevin-defaults")]
 KEPT: dict[str, Callable[[Path], object]] = {
     **dict.fromkeys(("demo", "demo-opendevin-sample", "off-equals-stock"), write_all),
-    **dict.fromkeys(FIDELITY, write_report),
+    "fidelity-opendevin-defaults": write_report,
 }
 
 
 def summaries(folder: Path) -> dict[str, object]:
-    """What the summaries of a run say, by their place."""
-    return {str(path.relative_to(folder)): json.loads(path.read_text()) for path in folder.rglob("summary.json")}
+    """What the summaries of a run say, by their place; the last digits depend on a machine's sums."""
+    found = folder.rglob("summary.json")
+    read = partial(json.loads, parse_float=lambda text: f"{float(text):.12g}")
+    return {str(path.relative_to(folder)): read(path.read_text()) for path in found}
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -58,11 +58,8 @@ class Server(StandIn):
     def greedy(self, _prompt: list[int], num_tokens: int, *, key: str) -> list[int]:
         return [1] * num_tokens
 
-    def compute(self, tokens: list[int], *, key: str, off: bool) -> None:
-        """Half of a prompt."""
-
     def serve(self, tokens: list[int], arm: Arm, *, key: str) -> None:
-        """Nothing is recorded of an answer."""
+        """Nothing is recorded of an answer, and of half a prompt."""
 
     def answer(self, asked: Asked) -> Recorded:
         self.passes[-1] = asked.arm.name
@@ -72,7 +69,7 @@ class Server(StandIn):
         spread = (2 * about * self.rng.lognormal(0, 0.3)) ** 0.5
         noise = spread * self.rng.standard_normal(recorded.logits.shape)
         prefix = len(asked.prompt) // 2 if asked.arm.name == "exact" else 0
-        return Recorded(noise.astype(np.float32), [], prefix, recorded.chunk_hit_tokens)
+        return Recorded(noise.astype(np.float32), prefix, recorded.chunk_hit_tokens)
 
 
 Patch = pytest.MonkeyPatch
@@ -255,7 +252,7 @@ def test_a_server_is_asked_while_it_is_idle_and_again_where_a_user_came(tmp_path
         asked.append(body)
         name = body["sampling_params"]["custom_params"]["pic"]["testing"].get("record")
         if name and len(asked) > 1:
-            np.savez(tmp_path / f"{name}.npz", logits=np.zeros((3, 4), np.float32), spliced=np.zeros((0, 2)))
+            np.savez(tmp_path / f"{name}.npz", logits=np.zeros((3, 4), np.float32))
         first, later = {"cached_tokens": 40, "cached_tokens_details": {"pic": 30}}, {"cached_tokens": 49}
         return {"output_ids": [1], "meta_info": {"prompt_tokens": 52, **(first if len(asked) == 1 else later)}}
 
@@ -265,7 +262,7 @@ def test_a_server_is_asked_while_it_is_idle_and_again_where_a_user_came(tmp_path
     monkeypatch.setattr(CompareServer, "get", get)
     monkeypatch.setattr(CompareServer, "post", post)
     target = attach("http://127.0.0.1:1", "models/smollm2", until=time.monotonic() + 60)
-    found = target.record([1] * 50, [2, 3], Arm(name="careful"), key="pass", donors_from=None)
+    found = target.record([1] * 50, [2, 3], Arm(name="careful"), key="pass")
     assert (found.prefix_hit_tokens, found.chunk_hit_tokens) == (10, 30), "as it was served first"
     assert len(asked) == 2
     assert not states

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.cases.case import Span
-from pic_bench.fidelity.command import _config, add_arguments
+from pic_bench.fidelity.command import add_arguments, config_of
 from pic_bench.fidelity.config import Config
-from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.record import Probe
 from pic_bench.fidelity.target import Recorded
 
 CONTROLS = dict.fromkeys(("full", "retest", "exact"), 0.0)
@@ -22,16 +20,16 @@ def parse(line: str = "") -> Config:
     """What the command makes of these arguments."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return _config(parser.parse_args(shlex.split(f"--model m --out o {line}")))
+    return config_of(parser.parse_args(shlex.split(f"--model m --out o {line}")))
 
 
 def probe(**fields: object) -> Probe:
     """A record of a call of a trace; `fields` replace what it says."""
-    asked = {"experiment": Experiment.TRACE, "dtype": "float32", "prompt": "p0", "source": "sample"}
+    asked = {"dtype": "float32", "prompt": "p0", "source": "sample"}
     tokens = {"prompt_tokens": 300, "prefix_hit_tokens": 0, "chunk_hit_tokens": 71}
     figures = {"top1_probability": 0.6, "kl": 0.01, "cosine": 0.99, "top1_agrees": True}
-    values = {**asked, **tokens, **figures, "arm": "default", "donors": Donors.TRACE}
-    defaults = {"donors": Donors.NONE, "chunk_hit_tokens": 0} if fields.get("arm") in CONTROLS else {}
+    values = {**asked, **tokens, **figures, "arm": "default"}
+    defaults = {"chunk_hit_tokens": 0} if fields.get("arm") in CONTROLS else {}
     return Probe(**{**values, **defaults, **fields})
 
 
@@ -42,7 +40,6 @@ class Asked(NamedTuple):
     gold: list[int]
     arm: Arm
     key: str
-    donors_from: str | None
 
 
 class StandIn:
@@ -56,9 +53,9 @@ class StandIn:
         self.prefix, self.vocab = prefix, vocab
         self.asked: list[Asked] = []
 
-    def record(self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str | None) -> Recorded:
+    def record(self, prompt: list[int], gold: list[int], arm: Arm, *, key: str) -> Recorded:
         """One request of the experiments."""
-        self.asked.append(Asked(prompt, gold, arm, key, donors_from))
+        self.asked.append(Asked(prompt, gold, arm, key))
         return self.answer(self.asked[-1])
 
     def answer(self, asked: Asked) -> Recorded:
@@ -67,7 +64,6 @@ class StandIn:
         return recorded(prefix=self.prefix, hits=hits, positions=len(asked.gold) + 1, vocab=self.vocab)
 
 
-def recorded(spliced: Sequence[Span] = (), *, prefix=0, hits=None, positions=1, vocab=200) -> Recorded:
-    """A recorded request whose logits are 0; its chunk hit is what was spliced, where `hits` does not say otherwise."""
-    hits = sum(end - start for start, end in spliced) if hits is None else hits
-    return Recorded(np.zeros((positions, vocab), np.float32), list(spliced), prefix, hits)
+def recorded(*, prefix: int = 0, hits: int = 0, positions: int = 1, vocab: int = 200) -> Recorded:
+    """A recorded request whose logits are 0."""
+    return Recorded(np.zeros((positions, vocab), np.float32), prefix, hits)

@@ -1,4 +1,4 @@
-"""How a prompt is served: the arms of the experiments, and the policies of TRACE."""
+"""How a call is served: the controls, and the policies that a run compares with them."""
 
 from __future__ import annotations
 
@@ -7,42 +7,25 @@ from typing import Any
 
 import msgspec
 
-from pic_bench.fidelity.record import Donors
 from sglang_pic.core import ReusePolicy, with_preset
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to serve a prompt; a control has no donors and takes nothing from the chunk index."""
+    """One way to serve a prompt."""
 
     name: str
-    donors: Donors = Donors.NONE
+    is_control: bool = False
+    """Nothing is spliced."""
     rotate: bool = True
     flip: bool = False
     """Turn the signs of every spliced row, which does harm wherever the text stands."""
     overrides: dict[str, int | str] = {}
     """Settings of the reuse policy; the server's hold for the others."""
 
-    @property
-    def is_control(self) -> bool:
-        """Whether nothing is spliced."""
-        return self.donors is Donors.NONE
 
-    @property
-    def label(self) -> str:
-        """Unique among the arms of a prompt; fit for a file's name."""
-        return f"{self.name}-{self.donors.value}"
-
-
-FULL = Arm(name="full")
-RETEST = Arm(name="retest")
-EXACT = Arm(name="exact")
-STALE = Arm(name="stale", donors=Donors.EDITED)
-"""Of EDITS: the prompt with the old values, computed in full: the donor, and what it answers."""
-EDIT_ARMS = tuple(
-    Arm(name=edit, donors=Donors.EDITED, overrides={"edit": edit}) for edit in ("in_place", "notes", "recompile")
-)
+FULL, RETEST, EXACT = CONTROLS = tuple(Arm(name=name, is_control=True) for name in ("full", "retest", "exact"))
 
 DEFAULT_POLICIES = (
     "default",
@@ -59,7 +42,7 @@ DEFAULT_POLICIES = (
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTINGS = settings_of(ReusePolicy)
 _SHORT = {declared.short_name: name for name, declared in _SETTINGS.items()}
-_TAKEN = ("full", "retest", "exact", "naive", "stale")
+_TAKEN = (*(arm.name for arm in CONTROLS), "naive")
 
 
 def parse_policy(text: str) -> Arm:
@@ -86,4 +69,4 @@ def parse_policy(text: str) -> Arm:
         policy = msgspec.convert(values := with_preset(values), ReusePolicy, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--policy {text!r}: {error}") from error
-    return Arm(name=name, donors=Donors.TRACE, overrides={setting: getattr(policy, setting) for setting in values})
+    return Arm(name=name, overrides={setting: getattr(policy, setting) for setting in values})

@@ -1,4 +1,4 @@
-"""The experiment TRACE: calls in order, under each policy with a cache that fills up as in life.
+"""Passes over a trace: its calls in order, under each policy with a cache that fills up as in life.
 
 A pass serves every call under one arm, after a flush, so that the arm has the pool to itself, and later calls build on
 what earlier ones left. So the full prefills are computed once and their logits kept in files, the *vault*. A pass that
@@ -130,7 +130,7 @@ class Vault:
         """The value that an earlier step of the same run has kept under a name."""
         with np.load(self._folder / f"{name}.npz") as arrays:
             prefix, chunk = arrays["hits"].tolist()
-            return Recorded(arrays["logits"], spliced=[], prefix_hit_tokens=prefix, chunk_hit_tokens=chunk)
+            return Recorded(arrays["logits"], prefix_hit_tokens=prefix, chunk_hit_tokens=chunk)
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class PassRun:
     def _record(self, call: Call, arm: Arm) -> Recorded:
         """Serve a call on the arm's own cache, its answer behind it."""
         case = call.case
-        recorded = self.target.record(case.prompt, case.gold, arm, key=_CACHE, donors_from=None)
+        recorded = self.target.record(case.prompt, case.gold, arm, key=_CACHE)
         if len(call.answer) > len(case.gold):
             self.target.serve([*case.prompt, *call.answer], arm, key=_CACHE)
         return recorded
@@ -227,7 +227,7 @@ class PassRun:
     def _alone(self, call: Call, arm: Arm) -> Recorded:
         """A full prefill, in a namespace of its own."""
         case, key = call.case, f"{arm.name}/{call.case.name}"
-        recorded = self.target.record(case.prompt, case.gold, arm, key=key, donors_from=key)
+        recorded = self.target.record(case.prompt, case.gold, arm, key=key)
         if recorded.prefix_hit_tokens:
             raise BenchError(f"{case.name}: a full prefill was served {recorded.prefix_hit_tokens} cached tokens.")
         return recorded
@@ -238,8 +238,8 @@ class PassRun:
         On the full prefill's own rows an answer is the same to the last bit on a CPU; stock's hits are on others' rows.
         """
         case, key = call.case, f"{arm.name}/{call.case.name}"
-        self.target.compute(case.prompt[: len(case.prompt) // 2], key=key, off=True)
-        recorded = self.target.record(case.prompt, case.gold, arm, key=key, donors_from=key)
+        self.target.serve(case.prompt[: len(case.prompt) // 2], arm, key=key)
+        recorded = self.target.record(case.prompt, case.gold, arm, key=key)
         if not recorded.prefix_hit_tokens:
             raise BenchError(f"{case.name}: half of its prompt does not stay in the pool; raise --max-total-tokens.")
         return recorded

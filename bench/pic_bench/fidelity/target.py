@@ -23,8 +23,6 @@ from pic_bench.fidelity.arms import Arm
 from pic_bench.serving import Answer, arm_server, generate
 from sglang_pic.errors import BenchError
 
-NOBODY = "nobody"  # a namespace in which nothing is ever computed: donors from here are none
-
 _SHM = Path("/dev/shm")
 
 
@@ -34,7 +32,6 @@ class Recorded:
 
     logits: npt.NDArray[np.float32]
     """`[positions, vocab]`, from the last token of the prompt on."""
-    spliced: list[tuple[int, int]]
     prefix_hit_tokens: int
     chunk_hit_tokens: int
 
@@ -54,37 +51,23 @@ class Target:
     server: Server
     record_dir: Path
 
-    def compute(self, tokens: Sequence[int], *, key: str, off: bool = False) -> None:
-        """Have tokens computed in full in a namespace; they become donors and prefix there.
-
-        Args:
-            off: in the namespace of requests that opted out, where a control's rows are; they are no donors.
-        """
-        options: dict[str, Any] = {"mode": "off"} if off else {"testing": {"donors_from": NOBODY}}
-        self._generate(tokens, key, options)
-
     def serve(self, tokens: Sequence[int], arm: Arm, *, key: str) -> None:
         """Serve tokens under an arm, on its own cache, with nothing recorded."""
-        self._generate(tokens, key, _options(arm, None))
+        self._generate(tokens, key, _options(arm))
 
     def flush(self) -> None:
         """Forget every cached row."""
         self.server.post("/flush_cache", {})
 
-    def record(
-        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str | None
-    ) -> Recorded:
+    def record(self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str) -> Recorded:
         """Serve a prompt with gold tokens behind it, which are computed, and read what was recorded.
-
-        Args:
-            donors_from: the namespace whose rows may be spliced; None for the request's own, with its lane.
 
         Raises:
             Unrecorded: it recorded nothing, or less than was asked for.
             BenchError: it refused the request.
         """
         name = f"r{time.monotonic_ns()}"
-        options = _options(arm, donors_from)
+        options = _options(arm)
         options["testing"] = {**options["testing"], "record": name}
         # Tokens whose log probabilities are requested are computed.
         asked = {"return_logprob": True, "logprob_start_len": len(prompt) - 1}
@@ -92,20 +75,19 @@ class Target:
         path = self.record_dir / f"{name}.npz"
         try:
             with np.load(path) as file:
-                arrays = dict(file)
+                logits = file["logits"]
         except FileNotFoundError as error:
             said = "the server recorded nothing: the request shared its batch, or came in chunks."
             raise Unrecorded(said, served) from error
         path.unlink()
-        if len(arrays["logits"]) != len(gold) + 1:
+        if len(logits) != len(gold) + 1:
             raise Unrecorded(
-                f"the server recorded {len(arrays['logits'])} positions of {len(gold) + 1}: prefill a prompt in one "
+                f"the server recorded {len(logits)} positions of {len(gold) + 1}: prefill a prompt in one "
                 "pass (--chunked-prefill-size -1).",
                 served,
             )
         return Recorded(
-            logits=arrays["logits"],
-            spliced=[(int(a), int(b)) for a, b in arrays["spliced"]],
+            logits=logits,
             prefix_hit_tokens=served.cached_tokens - served.spliced_tokens,
             chunk_hit_tokens=served.spliced_tokens,
         )
@@ -126,11 +108,10 @@ class Target:
             raise BenchError(f"{self.server.base_url} did not answer: {error}. Log: {self.server.log_path}") from error
 
 
-def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:
+def _options(arm: Arm) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
-    wrong = {"rotate": arm.rotate, "flip_donors": arm.flip}
-    return {"testing": {"donors_from": donors_from, "policy": arm.overrides, **wrong}}
+    return {"testing": {"policy": arm.overrides, "rotate": arm.rotate, "flip_donors": arm.flip}}
 
 
 @contextmanager

@@ -42,9 +42,7 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         bool,
         "Watch every KV row, account for every slot and lock (`accounting` in `/server_info`); slow, on a CPU.",
     ] = False
-    record_dir: Annotated[
-        str | None, "Folder for what requests with `testing.record` computed: logits, spliced spans."
-    ] = None
+    record_dir: Annotated[str | None, "Folder for the logits of requests with `testing.record`."] = None
 
     @property
     def names_on(self) -> list[str]:

@@ -1,9 +1,7 @@
-"""Records the results of an experiment's request: logits over the whole vocabulary, spliced spans.
+"""Records the logits of an experiment's request over the whole vocabulary.
 
-One `NAME.npz` in `record_dir` for each request that asks, complete when the request's answer arrives:
-
-    logits   [num_positions, vocab_size] float32   from the first position whose logprob was asked for, or the last one
-    spliced  [num_spans, 2] int64                  half-open spans of the prompt whose rows were spliced
+One `NAME.npz` in `record_dir` for each request that asks, complete when the request's answer arrives. It has `logits`,
+`[num_positions, vocab_size]` float32, from the first position whose logprob was asked for, or the last one.
 """
 
 from __future__ import annotations
@@ -59,13 +57,9 @@ class Recorder(Feature):
 
     def _write(self, req: Any) -> None:
         assert self._logits is not None, "what watches the pass is told of it once"
-        arrays = {
-            "logits": torch.cat(self._logits).numpy(),
-            "spliced": np.array([rows[:2] for rows in req.pic.spliced], dtype=np.int64).reshape(-1, 2),
-        }
-        self._logits = None
+        logits, self._logits = torch.cat(self._logits).numpy(), None
         path = self._folder / f"{probe_of(req).record}.npz"
         # A reader that polls must never see half a file.
         partial = path.with_suffix(".partial.npz")
-        np.savez(partial, **arrays)  # type: ignore[arg-type]
+        np.savez(partial, logits=logits)
         partial.replace(path)

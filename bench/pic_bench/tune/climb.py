@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
+from pic_bench.environment import joined_environment
 from pic_bench.fidelity.arms import EXACT, Arm
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.passes import GOLD_TOKENS, Call, Passes, PassRun, Vault
 from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lines
-from pic_bench.fidelity.runner import joined_environment
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.out_folder import ENVIRONMENT, read_json, write_json
 from pic_bench.study_command import progress

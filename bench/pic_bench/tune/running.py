@@ -96,9 +96,7 @@ class _RunningTarget(Target):
         """Leave what was computed so far behind."""
         self._scope = f"tune-{secrets.token_hex(8)}"
 
-    def record(
-        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str | None
-    ) -> Recorded:
+    def record(self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str) -> Recorded:
         """As `Target.record`; again where a user's request shared the pass, or it came in chunks.
 
         The rows of the first time are served then, and what is recorded was computed behind them, as it was before.
@@ -106,7 +104,7 @@ class _RunningTarget(Target):
         first: Answer | None = None
         for attempt in range(1, _TRIES + 1):
             try:
-                found = super().record(prompt, gold, arm, key=key, donors_from=donors_from)
+                found = super().record(prompt, gold, arm, key=key)
             except Unrecorded as error:
                 if attempt == _TRIES:
                     raise

@@ -17,9 +17,9 @@ from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.measure import Reference, compare
-from pic_bench.fidelity.record import Donors, Probe
-from pic_bench.fidelity.summary import Cell, Thresholds
-from pic_bench.fidelity.tables import cell_table
+from pic_bench.fidelity.record import Probe
+from pic_bench.fidelity.report import cell_table
+from pic_bench.fidelity.summary import Cell
 from pic_bench.report.stats import bootstrap
 from pic_bench.tune.bounds import bounds, is_below, log_capital
 
@@ -28,7 +28,7 @@ from tests.helpers.fidelity_records import probe, recorded
 
 def cell_of(probes: Sequence[Probe]) -> Cell:
     """The only cell of these records."""
-    (found,) = make_cells(make_panels(probes, Thresholds())[0], Thresholds())
+    (found,) = make_cells(make_panels(probes, 256)[0])
     return found
 
 
@@ -40,7 +40,7 @@ def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
     for at, (one, other) in enumerate([(1, 1), (2, 5), (3, 6), (4, 4)]):
         full.logits[at, one] = 9.0 if at != 2 else 2.0
         this.logits[at, other] = 9.0
-    found = compare(Reference(full), this, Arm(name="seam-1", donors=Donors.CONTEXT), case, "float32", text)
+    found = compare(Reference(full), this, Arm(name="seam-1"), case, "float32", text)
     assert (found.sure_tokens, found.sure_flips, found.forced_agreement) == (3, 1, 0.5)
     again = msgspec.structs.replace(found, prompt="p1", sure_tokens=5, sure_flips=0)
     table = cell_table([cell_of([found, again])])

@@ -12,13 +12,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from pic_bench.fidelity.arms import FULL, STALE, Arm
-from pic_bench.fidelity.record import Donors, Edit, Experiment, Probe
+from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.record import Donors
 from sglang_pic.errors import BenchError
 
 # The attention sink is 32 tokens by default: rows below it are neither donors nor spliced.
@@ -40,6 +41,32 @@ class Tokens(NamedTuple):
 
     old: int
     new: int
+
+
+class Family(Enum):
+    """How the answer to a prompt of `edits` depends on the field."""
+
+    DIRECTORY = "directory"  # a line elsewhere says what belongs to the value
+    CHAIN = "chain"  # two such lines, one after the other
+    OVERWRITE = "overwrite"  # the field is a later setting of a key that was set before
+    THRESHOLD = "threshold"  # the answer depends on which side of a limit the value lies
+    NEGATION = "negation"  # the values are a statement and its denial
+    PARAPHRASE = "paraphrase"  # lines elsewhere say it in words that stand neither in the field nor in its label
+    JSON = "json"  # the field stands in a state object, the rule in prose or in another object
+    IRRELEVANT = "irrelevant"  # the answer does not depend on the field
+    CLOCK = "clock"  # the field is a time, a counter or an id that nothing else mentions
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the answer is meant to change with the field."""
+        return self not in (Family.IRRELEVANT, Family.CLOCK)
+
+
+class Edit(NamedTuple):
+    """What was edited."""
+
+    family: Family
+    num_fields: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +112,7 @@ class Case:
     """One prompt, and the requests before it whose rows it may take."""
 
     name: str
-    """Unique within the experiment; letters, digits and `-`."""
+    """Unique among the prompts of a source; letters, digits and `-`."""
     source: str
     prompt: Ids
     gold: Ids
@@ -93,14 +120,9 @@ class Case:
     donors: Mapping[Donors, tuple[Ids, ...]] = field(default_factory=dict)
     """Of a task."""
     edited: Edited | None = None
-    """In EDITS."""
+    """Of a prompt of `edits`."""
     judge: Callable[[str, str], bool] | None = None
     """Of a task: whether an answer is right, given it and the full prefill's."""
-
-    @property
-    def experiment(self) -> Experiment:
-        """EDITS where it is an edited prompt, else TRACE."""
-        return Experiment.TRACE if self.edited is None else Experiment.EDITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +133,6 @@ class Job:
     arms: tuple[Arm, ...]
     answer_tokens: int = 0
     """Of a task, the most that an answer may have."""
-
-    @property
-    def cost(self) -> int:
-        """Prompt tokens under all arms; for the estimate of what is left."""
-        return len(self.arms) * len(self.case.prompt)
-
-    def is_done(self, probes: Sequence[Probe]) -> bool:
-        """Whether these records of the prompt, of one number format, are all that is wanted."""
-        by_arm = {(probe.arm, probe.donors): probe for probe in probes}
-        full, stale = by_arm.get((FULL.name, FULL.donors)), by_arm.get((STALE.name, STALE.donors))
-        if full and stale and full.uses_no_field(stale):
-            return True
-        return by_arm.keys() >= {(arm.name, arm.donors) for arm in self.arms}
 
 
 class Placed(NamedTuple):

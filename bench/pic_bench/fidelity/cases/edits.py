@@ -1,12 +1,12 @@
-"""The experiment EDITS: a prompt is served behind the same prompt with other values in some of its fields.
+"""Prompts that are served behind the same prompt with other values in some of its fields, for `pic_bench.paired`.
 
 A template is a prompt with fields, and lines that draw nothing from any field. None was used to find a rule, and none
 is in both edits/report.toml and edits/words.toml. A prompt is
 
     head | fields | after | filler | rules | filler | question | lead        the answer follows
 
-and the old and the new prompt differ in the values of the first fields alone. Prompts come round robin over the
-templates, and a template meets all distances in turn; values, their forms and the number of changed fields are drawn.
+and the old and the new prompt differ in the values of the first fields alone. Values, their forms and the number of
+changed fields are drawn.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm
-from pic_bench.fidelity.cases.case import Case, Edited, Ids, Job, Tokens
+from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.cases.case import Case, Edit, Edited, Family, Ids, Job, Tokens
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import Edit, Family, TemplateSet
+from pic_bench.fidelity.record import TemplateSet
 from pic_bench.report.stats import common_len
 from sglang_pic.errors import BenchError
 
@@ -31,7 +31,7 @@ DISTANCES = (0, 32, 128, 512)
 BEFORE_QUESTION = (64, 256, 448)
 """Tokens of filler between the rules and the question. Of a longer edit the last 256 tokens are computed anyhow: rules
 within them would say nothing."""
-SHORT_DISTANCES, SHORT_BEFORE_QUESTION = (32, 64), (64, 96)
+SHORT_BEFORE_QUESTION = (64, 96)
 """Of the set WORDS, which large models are asked."""
 UNAFFECTED_TOKENS = 1024
 """Least length of a prompt whose answer does not depend on the field, for its share of spliced tokens to be told."""
@@ -99,22 +99,6 @@ def templates(of: TemplateSet) -> tuple[Template, ...]:
     return msgspec.toml.decode(path.read_bytes(), type=dict[str, tuple[Template, ...]])["templates"]
 
 
-def edit_jobs(of: TemplateSet, num_prompts: int, text: ModelText, seed: int, policies: Sequence[Arm]) -> list[Job]:
-    """Prompts from all templates of a set in turn.
-
-    Args:
-        policies: served beside `EDIT_ARMS`; one of the same name takes its place.
-    """
-    chosen = list(templates(of))
-    random.Random(f"edits-{seed}").shuffle(chosen)
-    arms = tuple({arm.name: arm for arm in (FULL, STALE, *EDIT_ARMS, *policies)}.values())
-    distances = SHORT_DISTANCES if of is TemplateSet.WORDS else DISTANCES
-    return [
-        edit_job(chosen[place], text, arms, distances[(place + round_) % len(distances)], round_, seed, of.value)
-        for round_, place in (divmod(number, len(chosen)) for number in range(num_prompts))
-    ]
-
-
 def edit_job(
     template: Template, text: ModelText, arms: tuple[Arm, ...], distance: int, number: int, seed: int, source: str
 ) -> Job:
@@ -125,21 +109,9 @@ def edit_job(
     old, new = draw_values(template, num_fields, rng)
     write = Writer(template, text, distance, rng)
     prompts = [write.prompt(values) for values in (old, new)]
-    asked = template.fields[0].line
-    first, second = (text.ids(asked.replace("{value}", values[0][1])) for values in (old, new))
     prompts, answers = extended(prompts, [values[0][0].answer for values in (old, new)], template, text)
-    equal = common_len(first, second)
-    equal += common_len(first[equal:][::-1], second[equal:][::-1])
-    edit = Edit(
-        template=template.name,
-        family=template.family,
-        distance=distance,
-        old_tokens=len(first) - equal,
-        new_tokens=len(second) - equal,
-        num_fields=num_fields,
-    )
     name = f"edits-{template.name}-{number}"
-    edited = Edited(old=prompts[0], answers=answers, edit=edit)
+    edited = Edited(old=prompts[0], answers=answers, edit=Edit(template.family, num_fields))
     case = Case(name=name, source=source, prompt=prompts[1], gold=[], edited=edited)
     return Job(case=case, arms=arms)
 
