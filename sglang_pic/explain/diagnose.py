@@ -1,8 +1,8 @@
 """Finds what broke a call's prefix: the place, the old and the new text, and the cause.
 
 The rules were made on recorded sessions of coding agents, role-playing agents and customer service, and on the patterns
-of `test_explain_patterns.py`; `test_explain_held_out.py` has patterns of other words, sizes and places. The
-numbers below are tokens or shares of tokens.
+of `test_explain_patterns.py`, which has patterns of other words, sizes and places, too. The numbers below are tokens or
+shares of tokens.
 """
 
 from __future__ import annotations
