@@ -18,6 +18,7 @@ from tests.backends.cases import Shape
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
+
 SHAPES = {
     "gqa": Shape(9, 3, 64, 64),
     "mha": Shape(4, 4, 32, 32),

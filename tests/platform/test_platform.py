@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pic_platform import products, torchvision_shim, tree_ops
+from pic_platform import products, slot_ops, torchvision_shim, tree_ops
 
 Patch = pytest.MonkeyPatch
 
@@ -205,6 +205,19 @@ def test_trees_are_linked_as_their_paths_say(data: st.DataObject, topk: int, num
     assert start == tree.mask.numel()
 
 
+@given(data=st.data(), topk=st.integers(1, 3), num_steps=st.integers(1, 3))
+def test_a_tree_is_found_again_in_its_mask(data: st.DataObject, topk: int, num_steps: int) -> None:
+    """NGRAM hands over masks alone."""
+    drafts = draw_drafts(data, topk, num_steps)
+    seq_lens = [data.draw(st.integers(1, 5)) for _ in drafts]
+    built = build(drafts, seq_lens, topk, num_steps, _OWN_MASK)
+    shape = built.index.shape
+    found = Tree(built.mask, torch.zeros(shape.numel(), dtype=torch.long), *torch.zeros(3, *shape).long())
+    tree_ops.reconstruct_tree(built.mask, torch.tensor(seq_lens), *found[1:], *shape)
+    for part, expected in zip(found, built, strict=True):
+        assert torch.equal(part, expected)
+
+
 def draw_batch(data: st.DataObject, vocab_size: int) -> tuple[list[Draft], Tree, torch.Tensor]:
     """Drafts, their trees, and the tokens of their nodes: those of one parent differ."""
     topk, num_steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
@@ -265,3 +278,55 @@ def test_sampled_answers_are_distributed_as_without_speculation() -> None:
             assert int(num_kept) == int(predicts[0] in (1, 3))
             counts[predicts[0]] += 1
     assert torch.allclose(counts / counts.sum(), probs[0], atol=0.01)
+
+
+_ROWS, _WIDTH = 5, 16
+
+
+def page_table() -> torch.Tensor:
+    """Every entry is another slot."""
+    return torch.randperm(_ROWS * _WIDTH, generator=torch.Generator().manual_seed(0)).view(_ROWS, _WIDTH).int()
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """A row, a start and an end for each request of a batch; no two share a row."""
+    rows = draw(st.permutations(range(_ROWS)))[: draw(st.integers(1, _ROWS))]
+    ends = [(row, draw(st.integers(0, _WIDTH))) for row in rows]
+    return [(row, draw(st.integers(0, end)), end) for row, end in ends]
+
+
+@given(spans())
+def test_slots_of_spans_are_read_and_written_one_by_one(batch: list[tuple[int, int, int]]) -> None:
+    rows, starts, ends = (torch.tensor(column) for column in zip(*batch, strict=True))
+    table = page_table()
+    expected = [int(table[row, place]) for row, start, end in batch for place in range(start, end)]
+    assert slot_ops.slots_between(rows, table, starts, ends, len(batch), 0, "cpu").tolist() == expected
+    written = page_table()
+    fresh = torch.arange(1000, 1000 + len(expected) + 3)
+    slot_ops.assign_slots(rows, written, starts, ends, fresh, len(batch))
+    slots = iter(fresh.tolist())
+    for row, start, end in batch:
+        for place in range(start, end):
+            table[row, place] = next(slots)
+    assert torch.equal(written, table)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_kept_nodes_are_packed_and_their_last_token_goes_on(batch: list[list[bool]]) -> None:
+    """Trees of four nodes, of which the root and some others are kept."""
+    paths = [[0, *(node + 1 for node, is_kept in enumerate(tree) if is_kept)] for tree in batch]
+    size, width = len(paths) * 4, 4
+    slots = torch.randperm(size, generator=torch.Generator().manual_seed(1))
+    index = torch.tensor([[4 * i + node for node in path] + [-1] * (4 - len(path)) for i, path in enumerate(paths)])
+    lengths = torch.tensor([len(path) for path in paths])
+    packed, front, last = (torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long), lengths.clone())
+    slot_ops.accepted_slots(index, slots, packed, size)
+    slot_ops.front_slots(lengths, slots, front)
+    kept = [int(slots[4 * i + node]) for i, path in enumerate(paths) for node in path]
+    assert packed.tolist() == kept + [0] * (size - len(kept))
+    leading = [int(slots[4 * i + node]) for i, path in enumerate(paths) for node in range(len(path))]
+    assert front.tolist() == leading + [0] * (size - len(leading))
+    tokens = torch.arange(100, 100 + size)
+    slot_ops.bonus_tokens(tokens, lengths, last, width, len(paths))
+    assert last.tolist() == [100 + width * i + len(path) - 1 for i, path in enumerate(paths)]
