@@ -52,7 +52,7 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "The same for rows whose donor read another text before them, such as another task: more than 128 tokens that "
         "the prompt lacks, or less than half of the prompt's text; at least `tail_tokens`, and none if that is 0. If "
         "that text ends in the last twice as many tokens, the first half as many after it are computed, too; and a "
-        "quarter, if the donor lacks more than 128 of as many tokens before them.",
+        "quarter, if the donor lacks more than 64 of as many tokens before them.",
     ] = 512
     reordered: Annotated[
         Literal["compute", "splice"],

@@ -14,7 +14,7 @@ from sglang_pic.errors import BenchError, ConfigError
 
 DTYPES = ("float32", "bfloat16")
 DEFAULT_TRACE, QUICK_TRACE = "sample:opendevin", "clock:sample:agents"
-QUICK_CALLS, QUICK_POLICIES = 12, 2
+QUICK_CALLS, QUICK_POLICIES = 6, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
