@@ -89,9 +89,9 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
         runs: in order.
         tokens: the prompt.
         last: the end of the prompt, or of the part that may be spliced.
-        num_tail: tokens at the end where no run is spliced whose donor has read another text; if that text ends in
-            the last twice as many, no run is spliced in the first half as many after it either, and if there the donor
-            lacks some of the `num_tail` tokens before its run, in the first quarter as many.
+        num_tail: tokens at the end where no run is spliced whose donor has read another text. A run that begins in
+            the last twice as many is not spliced in its first half as many either, if its donor has, or if it lacks
+            some of the `num_tail` tokens before it.
 
     Returns:
         All up to `last` for other runs; O(tokens) in numpy for each run that is looked at.
@@ -113,8 +113,7 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
             spans.append((0, last))
             continue
         if run.donor is not donor:
-            seam = num_tail // (2 if unlike is _Unlike.OTHER else 4)
-            donor, start = run.donor, begin + seam if is_near else 0
+            donor, start = run.donor, begin + num_tail // 2 if is_near else 0
         spans.append((start, last - num_tail if unlike is _Unlike.OTHER else last))
     return spans
 
