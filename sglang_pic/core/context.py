@@ -37,8 +37,8 @@ _LIKE_TOKENS = 128
 """Contexts are other texts if a donor's has more tokens that the prompt lacks, or lacks more and `_MOST_UNSEEN`."""
 _MOST_UNSEEN = 1 / 2
 """Share of the text before a run."""
-_FEW_UNSEEN = 64
-"""A run has a longer seam if its donor lacks more of the last text before it."""
+_LEAST_UNSEEN = 96
+"""A run has a longer seam if its donor lacks so many of the last tokens before it."""
 
 
 class _Unlike(Enum):
@@ -131,4 +131,4 @@ def _unlike(run: Run, tokens: Tokens, shifts: AbstractSet[int], near: int) -> _U
     num_foreign, num_unseen, num_near = (int(np.count_nonzero(~each)) for each in (known, seen, seen[-near:]))
     if num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * len(here)):
         return _Unlike.OTHER
-    return _Unlike.NEAR if num_near > _FEW_UNSEEN else _Unlike.NONE
+    return _Unlike.NEAR if num_near >= _LEAST_UNSEEN else _Unlike.NONE

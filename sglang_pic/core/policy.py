@@ -52,7 +52,7 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "The same for rows whose donor read another text before them, such as another task: more than 128 tokens that "
         "the prompt lacks, or less than half of the prompt's text; at least `tail_tokens`, and none if that is 0. Of "
         "rows that begin in the last twice as many tokens, the first half as many are computed, too, if the donor read "
-        "another text or lacks more than 64 of as many tokens before them.",
+        "another text or lacks 96 or more of as many tokens before them.",
     ] = 512
     reordered: Annotated[
         Literal["compute", "splice"],

@@ -92,12 +92,12 @@ def test_what_is_known_of_a_path_serves_a_run_further_on() -> None:
 
 SHARED, ASKED, NOW, THEN = (text(*each) for each in ((20, 1500), (21, 900), (22, 700), (23, 700)))
 ALIKE = {
-    "after another header": ([THEN[:40]], [NOW[:60]], (64, 64)),
+    "after another header": ([THEN[:40]], [NOW[:90]], (64, 64)),
     "after another task": ([SHARED[:100], THEN[:400]], [SHARED[:100], NOW[:400]], (256, 512)),
     "after text that is gone": ([SHARED[:300], THEN[:120], SHARED[300:600]], [SHARED[:600]], (64, 64)),
     "after more of it": ([SHARED[:300], THEN[:140], SHARED[300:600]], [SHARED[:600]], (256, 512)),
-    "after a little new text": ([SHARED[:600]], [SHARED[:600], NOW[:60]], (64, 64)),
-    "after new text": ([SHARED[:600]], [SHARED[:600], NOW[:80]], (256, 64)),
+    "after a little new text": ([SHARED[:600]], [SHARED[:600], NOW[:90]], (64, 64)),
+    "after new text": ([SHARED[:600]], [SHARED[:600], NOW[:100]], (256, 64)),
     "after much new text": ([SHARED[:600]], [SHARED[:600], NOW[:500]], (256, 64)),
     "after new text some way in front": ([SHARED], [SHARED[:800], NOW[:500], SHARED[800:]], (64, 64)),
     "after more new text than old": ([SHARED[:600]], [SHARED[:600], NOW[:700]], (256, 512)),
