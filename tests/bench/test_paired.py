@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.paired import __main__ as paired
 from pic_bench.paired.arms import POLICIES, attended_arms, policy_arms
-from pic_bench.paired.cases import TRACE_TOKENS, Cases, Prompt
+from pic_bench.paired.cases import ANSWER_TOKENS, TRACE_TOKENS, Cases, Prompt
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import Record
 from pic_bench.paired.table import losses, table_of
 from pic_traces.encode import load_encoder
 
-KINDS = ("order", "drawn", "copies", "gone", "fields", "sample:opendevin")
+KINDS = ("order", "drawn", "copies", "gone", "fields", "again", "sample:opendevin")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,8 @@ def forward(model: Path) -> Forward:
 def prompts(model_dir: Callable[[str], Path]) -> dict[str, Prompt]:
     """The first prompt of each kind; `drawn` needs the documents of another one."""
     folder = model_dir("smollm2")
-    cases = Cases(folder, POLICIES, (), 0, 2, TRACE_TOKENS, ModelText(folder), load_encoder(str(folder)))
+    data, longest = [Path("sample:agents")], TRACE_TOKENS + 512
+    cases = Cases(folder, POLICIES, data, 0, 2, longest, ModelText(folder), load_encoder(str(folder)))
     return {kind: next(cases.of(kind, 12)) for kind in KINDS}
 
 
@@ -63,6 +64,15 @@ def test_what_is_spliced_are_the_prompts_own_tokens(prompts: dict[str, Prompt], 
     num = {name: sum(block.end - block.start for block in arm.blocks) for name, arm in arms.items()}
     assert num["exact"] == num["unrotated"] == num["most"] == prompt.plans["most"].num_spliced
     assert num["tokens-3"] == num["seam-64"], "random choice computes as many"
+
+
+def test_a_result_is_read_again_behind_steps_that_its_donor_has_not_seen(prompts: dict[str, Prompt]) -> None:
+    prompt = prompts["again"]
+    (donor,) = {run.donor for run in prompt.plans["most"].runs}
+    (run,) = prompt.plans["most"].runs
+    assert run.shift >= 96
+    assert donor.tokens(prompt.prefix_len).tolist() == prompt.ids[: prompt.prefix_len]
+    assert len(prompt.gold) == ANSWER_TOKENS
 
 
 @pytest.mark.slow
