@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.sglang.seams import Req, Tree
@@ -37,6 +35,8 @@ from sglang_pic.core import (
 )
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
     from sglang_pic.runtime.splice import Splicer
 
 
@@ -318,6 +318,10 @@ class TreeRows(RowSource):
             return self._find(path, end, known)
 
     def _find(self, path: Path, end: int, known: _Resident | None) -> int:
+        # Not earlier: the doctor imports this module before SGLang may look for its platform.
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
         # The tree matches whole pages: match to the end of the last token's page. A path that is resolved again has
         # several runs: it is matched to its end, once.
         page_size, beyond = self._names
