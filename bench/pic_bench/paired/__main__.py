@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from itertools import chain, zip_longest
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,7 @@ from pic_traces.encode import load_encoder
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.out_folder import write_json
 from pic_bench.paired.arms import POLICIES
-from pic_bench.paired.cases import TRACE_TOKENS, Cases
+from pic_bench.paired.cases import TRACE_TOKENS, Cases, in_turn
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import read
@@ -122,13 +121,10 @@ def _serve(args: argparse.Namespace) -> None:
     right = Counter(kind for kind, _ in done)
     passed = {tuple(line.split("\t")) for line in wrong.read_text().splitlines()} if wrong.exists() else set()
     kinds = args.kind or KINDS
-    prompts = chain.from_iterable(zip_longest(*(enumerate(cases.of(kind, 4 * args.num)) for kind in kinds)))
+    prompts = in_turn(enumerate(cases.of(kind, 4 * args.num)) for kind in kinds)
     bar = progress(quiet=args.quiet, total=args.num * len(kinds), initial=sum(right.values()), unit="prompt")
     with bar, args.records.open("ab") as file, wrong.open("a") as passed_file:
-        for found in prompts:
-            if found is None:
-                continue
-            number, prompt = found
+        for number, prompt in prompts:
             key = (prompt.kind, prompt.name)
             if key in done or key in passed or right[prompt.kind] >= args.num:
                 continue

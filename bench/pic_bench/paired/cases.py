@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, zip_longest
 from pathlib import Path
+from typing import TypeVar, cast
 
 import msgspec
 from pic_generate.questions import (
@@ -48,6 +49,8 @@ from pic_bench.fidelity.record import Donors, TemplateSet
 from sglang_pic.census.simulate import NAMESPACE, Cache
 from sglang_pic.core import CoreConfig, Plan, PlanOptions, ReusePolicy, RowSource, as_tokens
 from sglang_pic.core import Path as DonorPath
+
+T = TypeVar("T")
 
 ANSWER_TOKENS = 32
 COPIED_TOKENS = 128
@@ -187,9 +190,8 @@ class Cases:
     def _tools(self, num: int) -> Iterator[Prompt]:
         traces = [str(path) for path in self.data if not is_question_set(path)]
         jobs = task_jobs([], traces, self.text, str(self.model), Sizes(tasks=num), (), self.seed)
-        for job in chain.from_iterable(zip_longest(*jobs[: len(traces)])):
-            if job is not None:
-                yield self._prompt("tools", job.case, job.case.donors[Donors.CONTEXT], job.answer_tokens)
+        for job in in_turn(jobs[: len(traces)]):
+            yield self._prompt("tools", job.case, job.case.donors[Donors.CONTEXT], job.answer_tokens)
 
     def _copies(self, num: int) -> Iterator[Prompt]:
         frames = QaFrames(self.text)
@@ -300,11 +302,10 @@ class Cases:
                 return
 
     def _again(self, num: int) -> Iterator[Prompt]:
-        """Traces in turn, two calls of a session at most, no answer twice."""
-        found = [self._read_again(path, num) for path in self.data if not is_question_set(path)]
-        yield from (each for each in chain.from_iterable(zip_longest(*found)) if each is not None)
+        return in_turn([self._read_again(path, num) for path in self.data if not is_question_set(path)])
 
     def _read_again(self, path: Path, num: int) -> Iterator[Prompt]:
+        """Those of one trace: its sessions in a seeded order, a few results of each."""
         sessions = list(load(str(path)))
         rng = random.Random(f"again-{self.seed}")
         rng.shuffle(sessions)
@@ -357,11 +358,8 @@ class Cases:
         questions: list[Sequence[Question]] = [read_questions(path, limit=num, seed=self.seed) for path in sets]
         questions += [list(generated_questions(kind, limit=num, seed=self.seed)) for kind in GENERATED]
         sizes = Sizes(tasks=num, length=self.length)
-        for each in chain.from_iterable(
-            zip_longest(*task_jobs(questions, (), self.text, str(self.model), sizes, (), self.seed))
-        ):
-            if each is not None:
-                yield each.case, min(each.answer_tokens, len(each.case.gold) + 4)
+        for each in in_turn(task_jobs(questions, (), self.text, str(self.model), sizes, (), self.seed)):
+            yield each.case, min(each.answer_tokens, len(each.case.gold) + 4)
 
     def _prompt(self, kind: str, case: Case, donors: Sequence[Ids], tokens: int) -> Prompt:
         return self._made(kind, case.name.removeprefix("tasks-"), case.prompt, donors, case.gold, tokens, case.judge)
@@ -392,6 +390,14 @@ class Cases:
             judge=judge,
             answers=answers,
         )
+
+
+def in_turn(sources: Iterable[Iterable[T]]) -> Iterator[T]:
+    """One of each source in turn, until all have ended."""
+    ended = object()
+    for found in chain.from_iterable(zip_longest(*sources, fillvalue=ended)):
+        if found is not ended:
+            yield cast(T, found)
 
 
 def _trace_name(source: str) -> str:
