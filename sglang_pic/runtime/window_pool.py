@@ -49,7 +49,7 @@ class WindowGroup(RowGroup):
     def slots(self, copy: Copy) -> Slots:
         assert copy.windows is not None, "each row has a window row"
         first = slice(len(copy.windows))
-        return Slots(copy.windows, self._slots[copy.dst][first], copy.shifts[first])
+        return Slots(copy.windows, self._slots[copy.dst[first]], copy.shifts[first])
 
 
 def groups_of(view: PoolView, layers: Sequence[int], rope: RopeParams) -> Iterator[RowGroup]:

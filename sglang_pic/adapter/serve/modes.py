@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_pic.adapter import server_info
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
-from sglang_pic.adapter.namespace import MAX_KEY_LEN
+from sglang_pic.adapter.namespace import MAX_KEY_LEN, Namespace
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Features
@@ -168,8 +168,9 @@ class Eligibility:
         has_media, first_logprob = req.multimodal_inputs is not None, logprob_start(req)
         media = self._media.read(req) if has_media else None
         in_sink = min(self._sink_tokens + 1, len(req.origin_input_ids))
+        named: Namespace = req.pic.namespace
         reasons = (
-            (any(len(text or "") > MAX_KEY_LEN for text in req.pic.namespace[:2]), Fallback.KEY),
+            (max(len(named.extra_key or ""), len(named.cache_salt or "")) > MAX_KEY_LEN, Fallback.KEY),
             (req.input_embeds is not None or req.positional_embed_overrides is not None, Fallback.EMBEDDINGS),
             (has_media and media is None, Fallback.MEDIA),
             (first_logprob is not None and first_logprob < in_sink, Fallback.INPUT_LOGPROBS),

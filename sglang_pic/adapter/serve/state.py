@@ -153,7 +153,7 @@ class RequestState:
     base: Namespace | None = None
     """The namespace in the tree without its lane, if its donors serve the request, too."""
     policy: ReusePolicy | None = None
-    """Its reuse policy, if that is not the server's."""
+    """Its reuse policy on this server; None before it is received."""
     pinned_len: Callable[[Path], int] | None = None
     """`RowSource.pinned_len` for its plans, if a feature pins rows for it."""
     epoch: Epoch = FIRST
