@@ -46,7 +46,10 @@ ENDPOINTS: dict[str, tuple[str, Callable[[list[str]], dict[str, Any]]]] = {
         lambda parts: {"instructions": _joined(parts), "input": "Which?", "max_output_tokens": 8, "store": False},
     ),
     "completions": ("/v1/completions", lambda parts: {"prompt": _joined(parts), "max_tokens": 8}),
-    "generate": ("/generate", lambda parts: {"text": _joined(parts), "sampling_params": {"max_new_tokens": 8}}),
+    "generate": (
+        "/generate",
+        lambda parts: {"text": _joined(parts), "sampling_params": {"max_new_tokens": 8, "temperature": 0}},
+    ),
 }
 
 
