@@ -38,7 +38,8 @@ _LIKE_TOKENS = 128
 _MOST_UNSEEN = 1 / 2
 """Share of the text before a run."""
 _LEAST_UNSEEN = 96
-"""A run has a longer seam if its donor lacks so many of the last tokens before it."""
+"""A run has a longer seam if its donor lacks so many of the last tokens before it; fewer between two runs of a donor
+share one."""
 
 
 class _Unlike(Enum):
@@ -98,7 +99,7 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
     """
     spans = list[Span]()
     shifts: dict[int, None] = {}
-    donor, start = None, 0
+    donor, start, end = None, 0, 0
     for run in runs:
         # The last one is the likeliest.
         shifts.pop(run.shift, None)
@@ -112,8 +113,10 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
             donor = None
             spans.append((0, last))
             continue
-        if run.donor is not donor:
+        # One window for all runs that little text divides.
+        if run.donor is not donor or begin - end >= _LEAST_UNSEEN:
             donor, start = run.donor, begin + num_tail // 2 if is_near else 0
+        end = run.target_end
         spans.append((start, last - num_tail if unlike is _Unlike.OTHER else last))
     return spans
 
