@@ -44,7 +44,7 @@ def fork() -> None:
     """Have the server fork its other processes from the first one, which has imported SGLang and read the tokenizer.
 
     That is most of a start, and each process would do it again. Users have processes with imports of their own, and so
-    has the shared server `smollm2`.
+    has the shared server `smollm2_as_users`.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

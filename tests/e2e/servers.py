@@ -84,13 +84,15 @@ def _on(backend: str, model: str, page_size: int, *args: str, is_slow: bool = Fa
 
 # By name. Servers whose names begin with the same word are used by one process, one after the other in this order.
 SERVERS = {
-    "smollm2": SharedServer(
-        "smollm2",
+    # As users have it, but for its size.
+    "text": SharedServer(
+        "tiny-gqa",
         ("--enable-return-hidden-states", "--enable-streaming-session"),
         {**_TAKE_EVERY_RUN, "strip": [*NONCES]},
         None,
-        env=plugins.AS_USERS_HAVE_IT,
     ),
+    "smollm2": SharedServer("smollm2", (), _TAKE_EVERY_RUN, None),
+    "smollm2_as_users": SharedServer("smollm2", (), {}, None, env=plugins.AS_USERS_HAVE_IT, is_slow=True),
     "smollm2_probed": SharedServer(
         "smollm2", (), {**AUDITED, "self_test": "off"}, {"request_options": True}, is_slow=True
     ),

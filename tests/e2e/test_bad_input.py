@@ -20,7 +20,7 @@ from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client
 from tests.fuzz.documents import documents
 
-pytestmark = [pytest.mark.e2e, on_servers("smollm2")]
+pytestmark = [pytest.mark.e2e, on_servers("text")]
 
 NUM_REQUESTS = int(os.environ.get("PIC_FUZZ_REQUESTS", "40"))
 

@@ -23,7 +23,7 @@ ON_THIS_PLATFORM = re.compile(r"pic_platform\b.*")
 """A server with a GPU loads `pic_platform` alone, its gate: tests/adapter/sglang/test_contract.py."""
 
 
-@on_servers("smollm2")
+@on_servers("smollm2_as_users")
 def test_a_server_loads_what_serves_and_nothing_else(client: Client) -> None:
     text = random_tokens(31, 300)
     client.generate(text)
@@ -42,7 +42,7 @@ def test_a_server_loads_what_serves_and_nothing_else(client: Client) -> None:
         assert {name for name in loaded if not (CLOSED.fullmatch(name) or ON_THIS_PLATFORM.fullmatch(name))} == GATES
 
 
-@on_servers("smollm2")
+@on_servers("text")
 def test_no_request_waits_for_the_compiler_of_loops(client: Client) -> None:
     log = client.log()
     assert log.index("the inner loops of plans are ready") < log.index("The server is fired up")

@@ -19,7 +19,7 @@ from sglang_pic.cli import main
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, divergence, random_tokens, wait_until
 
-pytestmark = [pytest.mark.e2e, on_servers("smollm2")]
+pytestmark = [pytest.mark.e2e, on_servers("text")]
 
 _BODY = " ".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(30))
 
@@ -76,21 +76,6 @@ def test_input_logprobs_are_computed(client: Client) -> None:
     assert client.grown(before)["fallbacks:input_logprobs"] == 1
 
 
-@pytest.mark.feature("logprobs of the prompt")
-def test_where_input_logprobs_begin_nothing_is_spliced(client: Client) -> None:
-    """Before that position runs are used; from it on every token is computed, and its logprob is a full prefill's."""
-    prompt = random_tokens(18, 300)
-    client.generate(prompt)
-    shifted = [*random_tokens(19, 40), *prompt]
-    start = len(shifted) - 60
-    spliced = client.generate(shifted, logprob_start_len=start)
-    assert spliced.chunk_hit_tokens == start - (40 + 32) - 1, "the sink of the donor and the seam are computed"
-    full = client.generate(shifted, pic={"mode": "off"}, logprob_start_len=start)
-    assert len(spliced.input_logprobs) == len(full.input_logprobs) >= 59
-    apart = [abs(a - b) for a, b in zip(spliced.input_logprobs, full.input_logprobs, strict=True)]
-    assert sorted(apart)[len(apart) // 2] < 0.3
-
-
 @pytest.mark.feature("hidden states")
 @pytest.mark.parametrize("placed_first", [True, False])
 def test_what_is_counted_beside_hidden_states_happens(client: Client, placed_first: bool) -> None:
@@ -140,7 +125,7 @@ def test_a_streaming_session_is_computed_and_counted(client: Client) -> None:
 
 
 def test_check_compares_cold_prompts_with_cached_ones(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of requests that opt out, which are exact: in bf16 nothing is beyond its limit."""
+    """Of requests that opt out, which are exact."""
     trace = "gen:agent_meta?header=0&body=100&calls=2&sessions=2"
     words = [client.server.base_url, trace, "--max-tokens", "4", "--json"]
     assert main(["check", *words, "--extra-body", '{"custom_params": {"pic": {"mode": "off"}}}']) == 0
@@ -150,20 +135,6 @@ def test_check_compares_cold_prompts_with_cached_ones(client: Client, capsys: py
     assert [pair["call"] for pair in found["grown"]] == [1, 1]
     assert all(100 < pair["cached_tokens"] < pair["prompt_tokens"] - 1 for pair in found["grown"])
     assert {pair["cached_tokens"] for pair in found["noise"]} == {0}
-
-
-def test_a_shifted_answer_stays_close(client: Client) -> None:
-    """Real weights, real text: the greedy answer after a shift is the one a full prefill gives."""
-    document = "The harbour of Velm was built in 1871 by the engineer Ada Brink. " * 3 + _BODY
-    question = " Question: Who built the harbour of Velm? Answer: The engineer"
-    tokenize = client.post("/tokenize", {"prompt": "Notes. " + document + question})["tokens"]
-    shifted = client.post("/tokenize", {"prompt": "These are some other notes. " + document + question})["tokens"]
-    client.generate(tokenize)
-    spliced = client.generate(shifted)
-    full = client.generate(shifted, pic={"mode": "off"})
-    assert spliced.chunk_hit_tokens > 300
-    assert divergence(full.first_token, spliced.first_token) < 0.05
-    assert spliced.ids[0] == full.ids[0]
 
 
 _ENDPOINTS: dict[str, Callable[[str], dict[str, Any]]] = {

@@ -52,7 +52,7 @@ def test_warn_serves_and_says_what_it_found_everywhere(client: Client) -> None:
     assert "sglang_pic: self-test failed: " in log
 
 
-@on_servers("smollm2")
+@on_servers("text")
 def test_off_runs_nothing(client: Client) -> None:
     assert client.internal_state()["self_test"]["verdict"] == "off"
     assert not [name for name in client.counters() if name.startswith("self_test")]

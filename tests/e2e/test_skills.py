@@ -51,7 +51,7 @@ def test_a_pin_survives_what_evicts_everything_else_and_gives_way_to_a_request(c
     assert client.faults() == ""
 
 
-@on_servers("smollm2")
+@on_servers("text")
 def test_a_skill_is_spliced_near_the_end_and_compiled_again_after_a_flush(client: Client) -> None:
     """A skill of 700 tokens in a prompt of 1,360, at the settings of a server that sets none."""
     defaults = {"seam_tokens": 64, "tail_tokens": 64}

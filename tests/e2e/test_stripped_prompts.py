@@ -12,7 +12,7 @@ from sglang_pic.nonces import NONCES
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client
 
-pytestmark = [pytest.mark.e2e, on_servers("smollm2")]
+pytestmark = [pytest.mark.e2e, on_servers("text")]
 
 NAME = "claude-code-billing"
 RULES = " ".join(f"Rule {n}: the file {n * 7 % 31} is read before the file {n * 13 % 17}." for n in range(25))
