@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import re
@@ -24,6 +25,9 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 # Two processes of pytest and their servers share the cores: each computes on one, and what waits must not spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A collection goes through all that was imported, and with SGLang a third of an import's time would be collections.
+gc.set_threshold(100_000, 20, 100)
 
 # Run from a background job, a shell has left SIGINT ignored, and every process that a test interrupts would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

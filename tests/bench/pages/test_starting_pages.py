@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -24,8 +25,11 @@ def _write() -> str:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    """From a process in which SGLang has not yet looked for its platform."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+    """From a process in which SGLang has not yet looked for its platform.
+
+    Collections would take a third of the time of its imports.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=gc.disable) as executor:
         return executor.submit(_write).result(280)
 
 
