@@ -59,16 +59,20 @@ SOURCES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "host-back-few-windows": ({"host": Host(6_144, "write_back"), "num_windows": POOL // 2}, (*_FETCHED, "rows split")),
     "host-large-windows": ({"host": Host(24_576), "num_windows": POOL}, _FETCHED),
 }
-# With every commit each of them at one page size, and each page size with every kind of source.
+# With every commit each of them at one page size, and each page size with every kind of source; all of them for longer
+# in `make test-slow`.
 _RUNS = [
-    pytest.param(name, page_size, id=f"{name}-{page_size}", marks=[pytest.mark.slow] if (number + at) % 2 else [])
+    pytest.param(name, (1, 16)[number % 2], 600, id=f"{name}-{(1, 16)[number % 2]}")
     for number, name in enumerate(SOURCES)
-    for at, page_size in enumerate((1, 16))
+] + [
+    pytest.param(name, page_size, 1200, id=f"{name}-{page_size}-long", marks=pytest.mark.slow)
+    for name in SOURCES
+    for page_size in (1, 16)
 ]
 
 
-@pytest.mark.parametrize(("source", "page_size"), _RUNS)
-def test_every_row_that_is_read_is_the_right_one(source: str, page_size: int) -> None:
+@pytest.mark.parametrize(("source", "page_size", "num_steps"), _RUNS)
+def test_every_row_that_is_read_is_the_right_one(source: str, page_size: int, num_steps: int) -> None:
     """Over a random run with evictions, aborts, pins, lanes, namespaces and flushes; the checks are the run's own.
 
     A draft model's row depends on the token behind it, too, and trees for EAGLE name rows by both. Windows may have a
@@ -76,25 +80,32 @@ def test_every_row_that_is_read_is_the_right_one(source: str, page_size: int) ->
     """
     has, happens = SOURCES[source]
     rank = Rank(page_size, shuffle=1, **has)
-    drive(rank, 1200, 5, lambda *_: None)
+    drive(rank, num_steps, 5, lambda *_: None)
     assert all(rank.counts[what] for what in happens), rank.counts
     # Of windows on the host the last one may be of another pass than the rows.
     assert rank.counts["taken for approximate"] == 0 or ("host" in has and "num_windows" not in has)
     rank.settle()
 
 
+# A page is a file, so those of one token take longest.
+_STORES = {"page1": (1, NO_DRAFT, False, 25), "page16": (16, NO_DRAFT, False, 80)}
+_STORES["page16-eagle"] = (16, Draft(is_eagle=True), True, 80)
+
+
 @pytest.mark.parametrize(
-    ("page_size", "draft", "has_side_pool"),
-    [(1, NO_DRAFT, False), (16, NO_DRAFT, False), (16, Draft(is_eagle=True), True)],
-    ids=["page1", "page16", "page16-eagle"],
+    ("page_size", "draft", "has_side_pool", "num_steps"),
+    [
+        *(pytest.param(*store, id=name) for name, store in _STORES.items()),
+        *(pytest.param(*has, 250, id=f"{name}-long", marks=pytest.mark.slow) for name, (*has, _) in _STORES.items()),
+    ],
 )
 def test_every_row_that_comes_from_a_store_is_the_right_one(
-    page_size: int, draft: Draft, has_side_pool: bool, tmp_path: Path
+    page_size: int, draft: Draft, has_side_pool: bool, num_steps: int, tmp_path: Path
 ) -> None:
     """Servers share a store, and load prefixes from there: also rows of the pool beside that of the rows."""
     for number in range(2):
         rank = Rank(page_size, shuffle=number, draft=draft, host=Host(store=tmp_path, has_side_pool=has_side_pool))
-        drive(rank, 250, 5, lambda *_: None)
+        drive(rank, num_steps, 5, lambda *_: None)
         assert number == 0 or rank.counts["prefix stored"]
         rank.settle()
 
