@@ -78,6 +78,12 @@ class PageEnds:
         return self.forward(runner, batch)
 
 
+def built_in_prompts_of(case: str) -> Callable[..., list[SelfTestPrompt]]:
+    """All of them where they are counted; the first one shows what a fault does to each."""
+    most = None if case in ("healthy", "no tokenizer") else 1
+    return lambda *args, **options: built_in_prompts(*args, **options)[:most]
+
+
 def run_cases(runner: Any, tokenizer: Any, *, wanted: Sequence[str]) -> dict[str, Any]:
     """The self-test of each splicer that is wanted, with neither of the other start-up checks before it.
 
@@ -100,7 +106,7 @@ def run_cases(runner: Any, tokenizer: Any, *, wanted: Sequence[str]) -> dict[str
         ("nothing to splice", healthy, PicConfig(core=CoreConfig(sink_tokens=400)), tokenizer),
     ):
         if name in wanted:
-            path.splicer = splicer
+            path.splicer, self_test.built_in_prompts = splicer, built_in_prompts_of(name)
             results[name] = run_self_test(runner, splicer, config, tokenizer=words, max_gaps=32, tp_group=None)
     if "not hooked" in wanted:
         # What a server without our wrapper of the forward pass would do: the prompt is computed as it is given.
