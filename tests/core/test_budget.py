@@ -137,12 +137,12 @@ def equal_text(rng: np.random.Generator, num_paths: int) -> Iterator[tuple[Token
 
 
 WORKLOADS: dict[str, Callable[[np.random.Generator], Iterator[tuple[Tokens, int]]]] = {
-    "long paths": lambda rng: paths(rng, 4, 40_000),
-    "paths of 600": lambda rng: paths(rng, 200, 600),
-    "paths of 60": lambda rng: paths(rng, 600, 60),
-    "conversations": lambda rng: conversations(rng, 6, 40, 400),
-    "conversations of short turns": lambda rng: conversations(rng, 6, 100, 40),
-    "equal text": lambda rng: equal_text(rng, 60),
+    "long paths": lambda rng: paths(rng, 2, 40_000),
+    "paths of 600": lambda rng: paths(rng, 80, 600),
+    "paths of 60": lambda rng: paths(rng, 300, 60),
+    "conversations": lambda rng: conversations(rng, 6, 15, 400),
+    "conversations of short turns": lambda rng: conversations(rng, 6, 40, 40),
+    "equal text": lambda rng: equal_text(rng, 25),
 }
 
 LONG_ENOUGH = ("long paths", "paths of 600", "conversations")

@@ -176,7 +176,7 @@ class Target:
 
     def sized(self, slots: Slots) -> Slots:
         """`slots`, or few enough of them for the interpreter, which runs a block of lanes in a millisecond."""
-        return slots.thinned(12) if self.is_fused and self.device == "cpu" else slots
+        return slots.thinned(8) if self.is_fused and self.device == "cpu" else slots
 
     @contextmanager
     def active(self) -> Iterator[None]:

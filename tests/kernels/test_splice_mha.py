@@ -145,7 +145,7 @@ def _random_slots(draw: st.DrawFn, max_tokens: int) -> Slots:
     return Slots(num_slots, order[:n].clone(), order[n : 2 * n].clone(), shifts)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     slots=_random_slots(90),
     heads=st.integers(1, 5),
@@ -163,7 +163,7 @@ def test_any_slots_shapes_and_shifts(
 
 
 @fused
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     # The interpreter runs a block of lanes in a millisecond.
     slots=_random_slots(24),

@@ -59,7 +59,7 @@ def test_far_shifts(target: Target) -> None:
         _check(target, FAR, dtype, latent=32, rotary_dim=64, is_neox=False)
 
 
-@settings(max_examples=160)
+@settings(max_examples=100)
 @given(
     n=st.integers(1, 80),
     seed=st.integers(0, 2**16),
@@ -78,7 +78,7 @@ def test_any_offset(n: int, seed: int, dtype: torch.dtype, **form: Any) -> None:
 
 
 @fused
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n=st.integers(1, 60),
     seed=st.integers(0, 2**16),
