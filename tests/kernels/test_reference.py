@@ -46,7 +46,7 @@ def _moved(target: Target, rows: torch.Tensor, shifts: torch.Tensor, rope: RopeP
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float16], ids=str)
 def test_every_rounding_is_torchs(target: Target, dtype: torch.dtype, is_neox: bool) -> None:
-    """All pairs of FP8 values, subnormals and the largest among them, turned by an eighth: a carry, a saturation or a
+    """Pairs of FP8 values, subnormals and the largest among them, turned by an eighth: a carry, a saturation or a
     subnormal that went wrong is many codes off, a cosine one bit off moves a tie in ten thousand by one."""
     codes = torch.arange(256, dtype=torch.uint8)
     codes = codes[(codes & 0x7F) != 0x7F]  # NaN apart: the interpreter reads it as 480

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import io
 import json
@@ -30,6 +29,7 @@ from sglang_pic.cli import main
 from sglang_pic.errors import UnsupportedError
 from tests.conftest import ROOT
 from tests.helpers.deploy_files import servers
+from tests.helpers.flags_once import read_flags_once
 from tests.helpers.processes import forked
 
 _SCHEDULED = ("--enable-mixed-chunk", "--enable-priority-scheduling", "--dp-size", "2")
@@ -126,11 +126,8 @@ def as_typed(folder: Path, gqa: str) -> dict[str, tuple[list[str], str]]:
 
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[ProcessPoolExecutor]:
-    """A process of its own: SGLang finds its platform once, and none may have asked for it before.
-
-    Collections would take a third of the time of its imports.
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=gc.disable) as executor:
+    """A process of its own: SGLang finds its platform once, and none may have asked for it before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=read_flags_once) as executor:
         yield executor
 
 

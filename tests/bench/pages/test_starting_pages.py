@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +12,7 @@ from pic_bench.pages import starts
 from pic_bench.pages.families import load_families
 
 from tests.conftest import ROOT
+from tests.helpers.flags_once import read_flags_once
 
 CARDS = ("H100", "H200", "B200")
 
@@ -25,11 +25,8 @@ def _write() -> str:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    """From a process in which SGLang has not yet looked for its platform.
-
-    Collections would take a third of the time of its imports.
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=gc.disable) as executor:
+    """From a process in which SGLang has not yet looked for its platform."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=read_flags_once) as executor:
         return executor.submit(_write).result(280)
 
 
