@@ -111,7 +111,7 @@ def test_only_ranks_that_serve_the_same_requests_have_to_have_the_same_fault(tmp
     assert on_each_rank(4, tmp_path / "store", work) == ["on"] * 4
 
 
-STEPS = int(os.environ.get("SGLANG_PIC_RANK_STEPS", "1000"))
+STEPS = int(os.environ.get("SGLANG_PIC_RANK_STEPS", "3000"))
 MET = ("plans with runs", "changed fields", "cost_gate", "donor_evicted", "aborts", "flushes", "evicted from the index")
 """Without which a run would show little."""
 
