@@ -127,10 +127,10 @@ def test_after_another_text_that_is_far_from_the_end_only_the_end_is_computed() 
 
 @pytest.mark.parametrize(("num", "computed"), [(40, 64), (100, 256)])
 def test_a_short_text_between_two_runs_of_a_donor_needs_no_second_window(num: int, computed: int) -> None:
-    """The window after the other task reaches into the second run; behind 96 tokens more it has one of its own."""
-    index = index_of(join(THEN[:400], ASKED[:200], ASKED[200:]), config=CoreConfig(edit="in_place"))
-    runs = plan_of(index, NOW[:400], ASKED[:200], NOW[500 : 500 + num], ASKED[200:], NOW[-10:]).runs
-    assert [run.target_start for run in runs] == [400 + 200 + num + computed]
+    """The window after new text reaches into the second run; behind 96 new tokens more that has one of its own."""
+    index = index_of(join(SHARED[:600], ASKED), config=CoreConfig(edit="in_place"))
+    prompt = SHARED[:600], NOW[:100], ASKED[:200], NOW[500 : 500 + num], ASKED[200:], NOW[-10:]
+    assert plan_of(index, *prompt).runs[-1].target_start == 600 + 100 + 200 + num + computed
 
 
 @pytest.mark.parametrize(
