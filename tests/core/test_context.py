@@ -125,6 +125,13 @@ def test_after_another_text_that_is_far_from_the_end_only_the_end_is_computed() 
     assert (run.target_start, run.target_end) == (400 + 64, 400 + 1500 + 10 - 512)
 
 
+def test_after_another_text_each_token_is_computed_once_for_all_runs_of_a_donor() -> None:
+    """The window reaches into the second of two runs, which a short text divides that the donor lacks."""
+    index = index_of(join(THEN[:400], ASKED[:200], ASKED[200:]), config=CoreConfig(edit="in_place"))
+    runs = plan_of(index, NOW[:400], ASKED[:200], NOW[600:640], ASKED[200:], NOW[-10:]).runs
+    assert [run.target_start for run in runs] == [400 + 200 + 40 + 64]
+
+
 @pytest.mark.parametrize(("num", "computed"), [(40, 64), (100, 256)])
 def test_a_short_text_between_two_runs_of_a_donor_needs_no_second_window(num: int, computed: int) -> None:
     """The window after new text reaches into the second run; behind 96 new tokens more that has one of its own."""

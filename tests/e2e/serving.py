@@ -272,6 +272,11 @@ def greedy(max_new_tokens: int, **custom_params: object) -> dict[str, Any]:
     return sampling | ({"custom_params": given} if given else {})
 
 
+def entries(num: int, between: str = " ") -> str:
+    """A text of so many entries, about 20 tokens each."""
+    return between.join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(num))
+
+
 def random_tokens(seed: int, count: int) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(1000, 40000) for _ in range(count)]

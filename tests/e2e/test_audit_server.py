@@ -10,13 +10,13 @@ import pytest
 
 from sglang_pic.errors import BenchError
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Answer, Client, random_tokens
+from tests.e2e.serving import Answer, Client, entries, random_tokens
 
 pytestmark = pytest.mark.e2e
 
 _LONG = 200
 _FLIP = {"testing": {"flip_donors": True}}
-_BODY = " ".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(12))
+_BODY = entries(12)
 
 
 def shifted_prompts(count: int, document_len: int) -> list[list[int]]:

@@ -17,11 +17,11 @@ from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve.modes import SWITCH_KEY
 from sglang_pic.cli import main
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Client, divergence, random_tokens, wait_until
+from tests.e2e.serving import Client, divergence, entries, random_tokens, wait_until
 
 pytestmark = [pytest.mark.e2e, on_servers("text")]
 
-_BODY = " ".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(30))
+_BODY = entries(30)
 
 
 @pytest.mark.feature("streamed answers")

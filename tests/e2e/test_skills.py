@@ -11,7 +11,7 @@ import pytest
 
 from sglang_pic.client import Skills, compose
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Client, random_tokens
+from tests.e2e.serving import Client, entries, random_tokens
 
 pytestmark = pytest.mark.e2e
 
@@ -82,7 +82,7 @@ def test_a_skill_is_spliced_near_the_end_and_compiled_again_after_a_flush(client
 
 
 _SYSTEM = "You are the clerk of a copper mine, and answer in one sentence. " * 4
-_SKILL = "\n".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(40))
+_SKILL = entries(40, "\n")
 
 
 def _other(number: int) -> str:

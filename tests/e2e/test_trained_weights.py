@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Client, divergence, random_tokens
+from tests.e2e.serving import Client, divergence, entries, random_tokens
 
 pytestmark = [pytest.mark.e2e, on_servers("smollm2")]
 
-_BODY = " ".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(30))
+_BODY = entries(30)
 
 
 @pytest.mark.feature("logprobs of the prompt")
