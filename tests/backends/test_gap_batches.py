@@ -6,8 +6,6 @@ interpreter. Each answer is compared with dense causal attention in float64, and
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import re
 import tomllib
@@ -24,6 +22,7 @@ import pytest
 
 from tests.backends.cases import CASES, MUTATIONS, Comparison
 from tests.conftest import ROOT
+from tests.helpers.workers import collect_nothing
 
 if find_spec("sglang") is None:
     pytest.skip("no SGLang", allow_module_level=True)
@@ -95,9 +94,7 @@ def start() -> None:
     """What the worker does first: Triton reads the variable when it is imported."""
     os.environ["TRITON_INTERPRET"] = "1"
     warnings.simplefilter("ignore")
-    # Going through what is imported takes seconds, and so does taking it apart.
-    gc.disable()
-    atexit.register(os._exit, 0)
+    collect_nothing()
     import torch
 
     torch.set_num_threads(1)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import gc
-import os
 from argparse import ArgumentParser
 from typing import Any
 
 import msgspec.structs
 
+from tests.helpers.workers import collect_nothing
+
 
 def read_flags_once() -> None:
     """Has this process read the declarations of SGLang's flags once: for each server it takes about half of the time.
 
-    There are no collections in it either, which would take a third of the time of its imports, and at its end nothing
-    is taken apart. SGLang is not imported before the first server is asked for, because it finds its platform then.
+    SGLang is not imported before the first server is asked for, because it finds its platform then.
     """
     from sglang_pic.adapter.doctor import server
 
-    gc.disable()
-    atexit.register(os._exit, 0)
+    collect_nothing()
     msgspec.structs.fields = functools.cache(msgspec.structs.fields)
     parse = server._parse
     made: list[ArgumentParser] = []
