@@ -90,6 +90,18 @@ def test_notes_compute_what_names_the_field_and_splice_the_rest(mention: int) ->
     assert plan.guarded == ((MENTION - 1, MENTION + 24), (END - TAIL, END - 1))
 
 
+@pytest.mark.parametrize("is_added", [True, False], ids=["added", "removed"])
+def test_what_names_an_added_or_removed_text_is_computed(is_added: bool) -> None:
+    correction = [*range(FIRST_VALUE + 300, FIRST_VALUE + 306), *filler(85, 5), NEWLINE]
+    prompt = prompt_with(BETA, mention=correction[2])
+    prompts = [prompt, [*HEAD, *correction, *prompt[len(HEAD) :]]]
+    plan = second_plan(*prompts if is_added else prompts[::-1])
+    shift = len(correction) if is_added else 0
+    assert plan.changed_fields == ((len(HEAD), len(HEAD) + shift),)
+    assert not is_spliced(plan, MENTION + shift, MENTION + 1 + shift)
+    assert plan.num_spliced > 450
+
+
 def test_in_place_splices_and_recompile_computes_everything_behind_the_field() -> None:
     in_place, recompile = (second_plan(prompt_with(ALPHA), prompt_with(BETA), edit) for edit in EDITS)
     assert is_spliced(in_place, MENTION, MENTION + 1)
