@@ -24,7 +24,7 @@ from sglang_pic.adapter.features.hicache.store import HiCacheStore
 from sglang_pic.adapter.features.parts import Parts
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.features.tenants import Tenants
-from sglang_pic.adapter.features.window_rows import WindowRowsInTree, keep_rows
+from sglang_pic.adapter.features.window_rows import WindowTier, keep_rows
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.extend import on_forward_stream
 from sglang_pic.adapter.probe.ranks import metric_labels, serving_group
@@ -125,9 +125,10 @@ def _serve(ctx: BuildContext, parts: Parts) -> None:
     """Plan with the rows that features found, test that on the live model, and hook the scheduler."""
     live, stations, config = parts.live, parts.stations, parts.stations.config
     certificate = certify(ctx, config, live.splicer, stations.labels)
-    tier = next((each for each in stations.features if isinstance(each, RowTier)), ON_DEVICE)
+    others = next((each for each in stations.features if isinstance(each, RowTier)), ON_DEVICE)
+    tier = WindowTier.make(parts.tree, live.splicer.view, others)
     cost = None if parts.cost is None else tier.priced(parts.cost)
-    planned = Planning(stations, live.limits, cost, tier, WindowRowsInTree.make(parts.tree, live.splicer.view))
+    planned = Planning(stations, live.limits, cost, tier)
     tested = check_answers(ctx, config, live, planned.max_gaps, stations.labels)
     reports: dict[str, Callable[[], msgspec.Struct]] = {
         "faults": stations.faults.report,

@@ -16,7 +16,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve import forward, frontend, publish
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.forward import ForwardPath
-from sglang_pic.adapter.serve.rows import ON_DEVICE
+from sglang_pic.adapter.serve.rows import Reads, Splice
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from tests.helpers.builders import Server, make_planning
 
@@ -68,8 +68,8 @@ def test_a_tenant_is_named_by_its_salt_and_never_by_an_adapter() -> None:
 def test_splices_are_timed_once_the_server_serves(registry: Any) -> None:
     splicer: Any = SimpleNamespace(splice=lambda *_: None)
     path = ForwardPath(splicer, Features(), None, (), Series(forward.METRICS, LABELS))  # type: ignore[arg-type]
-    moved = SimpleNamespace(src=None, dst=None, shifts=None, windows=None)
-    gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), tier=ON_DEVICE)
+    moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
+    gap: Any = SimpleNamespace(reads=Reads(moved), locks=ExitStack())
     for is_trial in (True, False):
         path._move(gap, is_trial=is_trial)
     assert registry.get_sample_value("sglang:pic_splice_seconds_count", LABELS) == 1

@@ -21,7 +21,7 @@ import sglang_pic
 from sglang_pic.adapter.doctor.old_flags import RENAMED, renewed
 from sglang_pic.adapter.features import images
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.rows import TextOnly
+from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.sglang.contract import BUILT_FOR, FEATURES, Symbol
 from sglang_pic.adapter.support import (
     SUPPORT,

@@ -66,7 +66,7 @@ class Server:
             dst = slots[run.target_start : run.target_end]
             shifts = torch.full_like(dst, self.turned_by or run.shift)
             moved = SimpleNamespace(src=src, dst=dst, shifts=shifts, windows=None)
-            gap = SimpleNamespace(splice=moved, fetch=None)
+            gap = SimpleNamespace(reads=SimpleNamespace(splice=moved, fetch=None))
             plan = PendingSplice.on_device(Plan(prefix_len=0, end=len(tokens), runs=(run,)), [src])
             self.watch.lay_out(gap, None, [plan], batch, None)
         self._pass(batch, gap, slots, torch.tensor(tokens), torch.arange(len(tokens)))
@@ -112,12 +112,12 @@ class Server:
         computed = batch.out_cache_loc
         if gap is not None:
             self.watch.move_rows(self._move, None, gap)
-            computed = computed[~torch.isin(computed, gap.splice.dst)]
+            computed = computed[~torch.isin(computed, gap.reads.splice.dst)]
         self.view.values[0][computed] = torch.rand(len(computed), 1, 4)
 
     def _move(self, _path: object, gap: Any) -> None:
         for rows in (self.view.values[0], self.draft_rows):
-            rows[gap.splice.dst] = rows[gap.splice.src]
+            rows[gap.reads.splice.dst] = rows[gap.reads.splice.src]
 
 
 @pytest.fixture
@@ -236,12 +236,12 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
     path = SimpleNamespace(splicer=SimpleNamespace(view=SimpleNamespace(places=lambda slots: [(keys, slots)])))
     faults = _Faults()
     faults.lay_out(gap, path, plans, SimpleNamespace(reqs=reqs), None)
-    assert gap.splice.shifts.tolist() == [0] * 6 + [5] * 2 + [6] * 2
+    assert gap.reads.splice.shifts.tolist() == [0] * 6 + [5] * 2 + [6] * 2
     faults.move_rows(None, path, gap)
     assert (keys < 0).nonzero()[:, 0].tolist() == [301, 302]
     faults.move_rows(None, path, gap)
     assert int((keys < 0).sum()) == 2, "a later splice is not corrupted"
-    gap.fetch = Splice(torch.tensor([1, 2]), torch.tensor([501, 502]), torch.tensor([6, 6]))
+    gap.reads.fetch = Splice(torch.tensor([1, 2]), torch.tensor([501, 502]), torch.tensor([6, 6]))
     faults.lay_out(gap, path, plans[2:3], SimpleNamespace(reqs=reqs[2:3]), None)
     faults.move_rows(None, path, gap)
     assert {501, 502} <= set((keys < 0).nonzero()[:, 0].tolist()), "rows of the host, too"

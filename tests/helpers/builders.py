@@ -24,12 +24,12 @@ from sglang_pic.adapter.serve.account import Accounting
 from sglang_pic.adapter.serve.faults import Faults, Recovery
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.modes import Eligibility, Modes
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.planning import Limits, Planning
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.rows import TextOnly
 from sglang_pic.adapter.serve.state import Counts, Epoch, LastPlan, PendingSplice, RequestState
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.hooks import listed

@@ -34,7 +34,7 @@ from torch.cpu import Event
 from sglang_pic.adapter.features.hicache.hicache_tree import HiCacheTree
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.pins import Pins
-from sglang_pic.adapter.features.window_rows import WindowRowsInTree
+from sglang_pic.adapter.features.window_rows import WindowTier
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.prompt_pass import alloc_anew
 from sglang_pic.adapter.serve.faults import Faults
@@ -43,7 +43,7 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.planning import Limits
 from sglang_pic.adapter.serve.publish import Publication
 from sglang_pic.adapter.serve.receive import receive
-from sglang_pic.adapter.serve.rows import NO_WINDOWS, ON_DEVICE, Piece, Place
+from sglang_pic.adapter.serve.rows import ON_DEVICE, Piece, Place, RowTier
 from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
@@ -135,8 +135,7 @@ class Rank:
         self.tree = make_tree(self.allocator, stations=stations, **form)
         # Where windows have a pool of their own, what its slots hold.
         self.window_rows: dict[int, Row] = {}
-        windows = WindowRowsInTree(self.tree, self._table()) if num_windows else NO_WINDOWS
-        self.pins = Pins(self.index, self.eligibility, MAX_PINNED, Series((), None), windows)
+        self.pins = Pins(self.index, self.eligibility, MAX_PINNED, Series((), None))
         stations.features.add(self.pins)
         self.running: list[Any] = []
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
@@ -154,8 +153,9 @@ class Rank:
                 for pool in filter(None, (self.host_pool, self.host_pool.beside)):
                     pool.decode = _decoded
                 attach_store(self.tree, host.store)
-        form = {"limits": Limits(32, 1 << 24), "cost": COST, "tier": stations.features.find(HostTier) or ON_DEVICE}
-        self.planning = make_planning(stations, windows=windows, **form)
+        tier: RowTier = stations.features.find(HostTier) or ON_DEVICE
+        tier = WindowTier(self.tree, self._table(), tier) if num_windows else tier
+        self.planning = make_planning(stations, limits=Limits(32, 1 << 24), cost=COST, tier=tier)
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
         """Match, plan, take slots; what was decided."""

@@ -187,15 +187,15 @@ class _Faults:
         """Each request's rows are one part of the batch's splice, in order."""
         self._flipped = []
         at = 0
-        if gap.fetch is not None and len(batch.reqs) == 1 and probe_of(batch.reqs[0]).flip_donors:
-            self._flipped.append(gap.fetch.dst)
+        if gap.reads.fetch is not None and len(batch.reqs) == 1 and probe_of(batch.reqs[0]).flip_donors:
+            self._flipped.append(gap.reads.fetch.dst)
         for req, plan in zip(batch.reqs, plans, strict=True):
             end = at + (0 if plan is None else plan.plan.num_spliced)
             probe = probe_of(req)
             if not probe.rotate:
-                gap.splice.shifts[at:end] = 0
+                gap.reads.splice.shifts[at:end] = 0
             if probe.flip_donors:
-                self._flipped.append(gap.splice.dst[at:end])
+                self._flipped.append(gap.reads.splice.dst[at:end])
             at = end
 
     def move_rows(self, _result: None, path: Any, _gap: Any) -> None:

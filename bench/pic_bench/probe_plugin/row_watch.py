@@ -251,21 +251,22 @@ class RowWatch:
 
     def move_rows(self, original: Callable[..., None], path: Any, gap: Any) -> None:
         """Around a splice: its sources are the rows that the plans mean, and its targets get their content."""
-        claim, src, dst, shifts = self._claim or self._laid_out, gap.splice.src, gap.splice.dst, gap.splice.shifts
+        claim, read, fetch = self._claim or self._laid_out, gap.reads.splice, gap.reads.fetch
+        src, dst, shifts = read.src, read.dst, read.shifts
         if claim is None or not len(claim.tokens):
             original(path, gap)
             return
-        windows = self._windows_read(gap)
+        windows = self._windows_read(read, fetch)
         table, content, is_free = [column[src] for column in self._table], self._hash(src), self._is_free(src)
-        if gap.fetch is not None and len(gap.fetch.src):
-            there = [column[gap.fetch.src] for column in self._host]
+        if fetch is not None and len(fetch.src):
+            there = [column[fetch.src] for column in self._host]
             table = [torch.cat(pair) for pair in zip(table, there, strict=True)]
             content = torch.cat([content, there[2]])
             is_free = torch.cat([is_free, torch.zeros(len(there[2]), dtype=torch.bool)])
-            fetched = slice(len(gap.fetch.dst) - len(there[2]), None)
-            src, dst = torch.cat([src, gap.fetch.src]), torch.cat([dst, gap.fetch.dst[fetched]])
-            shifts = torch.cat([shifts, gap.fetch.shifts[fetched]])
-        self.num_fetched += 0 if gap.fetch is None else len(gap.fetch.dst)
+            fetched = slice(len(fetch.dst) - len(there[2]), None)
+            src, dst = torch.cat([src, fetch.src]), torch.cat([dst, fetch.dst[fetched]])
+            shifts = torch.cat([shifts, fetch.shifts[fetched]])
+        self.num_fetched += 0 if fetch is None else len(fetch.dst)
         token, position, held, is_computed, *beside = table
         self.num_spliced += src.numel()
         other = (token != claim.tokens) | (position != claim.source_positions)
@@ -274,8 +275,8 @@ class RowWatch:
         self._report("spliced from a row that changed", (held != content) & ~other & ~is_free, src)
         self._report("spliced from a spliced row", ~is_computed & ~other & ~is_free, src)
         for each, was in zip(self._beside, beside, strict=True):
-            here = each.unchanged.hashed(gap.splice.src)
-            self._report(f"spliced from {each.what}'s row that changed", here != was[: len(here)], gap.splice.src)
+            here = each.unchanged.hashed(read.src)
+            self._report(f"spliced from {each.what}'s row that changed", here != was[: len(here)], read.src)
             was[: len(here)] = here
         if self._claim is None:
             self._report("written while owned by others", (self._token[dst] != -1) | self._is_free(dst), dst)
@@ -291,14 +292,14 @@ class RowWatch:
         if self._claim is None:
             self._moved_ahead = dst
 
-    def _windows_read(self, gap: Any) -> list[Tensor]:
+    def _windows_read(self, read: Any, fetch: Any) -> list[Tensor]:
         """What the tables say of the window rows that a splice reads, in its order; on the device they are checked."""
         found = []
         for number, each in enumerate(self._windows):
-            here = each.places(gap.splice.src) if gap.splice.windows is None else gap.splice.windows
+            here = each.places(read.src) if read.windows is None else read.windows
             changed = each.unchanged.hashed(here) != each.content[here]
             self._report(f"spliced from {each.what}'s row that changed", changed, here)
-            fetched = [] if gap.fetch is None else [self._host_windows[number][gap.fetch.windows]]
+            fetched = [] if fetch is None else [self._host_windows[number][fetch.windows]]
             found.append(torch.cat([each.content[here], *fetched]))
         return found
 

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.rows import Media, TextOnly
+from sglang_pic.adapter.serve.media import Media, TextOnly
 from sglang_pic.adapter.sglang.seams import BuildContext, MediaItem, Req
 from sglang_pic.adapter.support import always_computed
 from sglang_pic.core import MEDIA_FROM, Run, Span, Tokens

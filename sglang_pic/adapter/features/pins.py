@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.features.parts import Parts
-from sglang_pic.adapter.features.window_rows import WindowRowsInTree
+from sglang_pic.adapter.features.window_rows import lock_windows
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.ranks import agreed_time
@@ -30,7 +30,6 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature, PicTree
 from sglang_pic.adapter.serve.modes import Eligibility
 from sglang_pic.adapter.serve.options import FIRM, Skills
-from sglang_pic.adapter.serve.rows import NO_WINDOWS, WindowRows
 from sglang_pic.adapter.serve.state import RequestState, tokens_of
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner, Req, Tree
@@ -126,7 +125,6 @@ class Pins(Feature):
         eligibility: prompts whose rows may be spliced are pinned.
         max_tokens: KV slots that all pins together may lock.
         series: exports `METRICS`.
-        windows: rows of layers with sliding windows.
         now: a clock in seconds that is the same on all ranks; it is asked when a request finishes while a pin has a
             time to live.
     """
@@ -139,13 +137,11 @@ class Pins(Feature):
         eligibility: Eligibility,
         max_tokens: int,
         series: Series,
-        windows: WindowRows = NO_WINDOWS,
         *,
         now: Callable[[], float] = monotonic,
     ) -> None:
         self._index, self._eligibility, self._max_tokens = index, eligibility, max_tokens
-        self._series, self._windows = series, windows
-        self._now = now
+        self._series, self._now = series, now
         # Oldest first, by the client's namespace; shrinks when pins end.
         self._pins: dict[tuple[Namespace, str], _Pin] = {}
         self._prompts = defaultdict[Hashable, _SortedPrompts](partial(_SortedPrompts, index.names))
@@ -158,9 +154,9 @@ class Pins(Feature):
     def make(cls, ctx: BuildContext, parts: Parts) -> Pins:
         """The pins of a server; they end with their adapter."""
         runner: ModelRunner = ctx.tp_worker.model_runner
-        stations, windows = parts.stations, WindowRowsInTree.make(parts.tree, parts.live.splicer.view)
+        stations = parts.stations
         max_tokens = runner.token_to_kv_pool_allocator.size * stations.config.pin_max_percent // 100
-        form = (stations.index, stations.eligibility, max_tokens, stations.series(METRICS), windows)
+        form = (stations.index, stations.eligibility, max_tokens, stations.series(METRICS))
         pins = cls(*form, now=partial(agreed_time, stations.ranks))
 
         def after_unload(result: Any, _: object, recv_req: Any) -> None:
@@ -282,7 +278,7 @@ class Pins(Feature):
         self._pins[key] = pin
         if older is not None:
             self._release(older, tree, PinEnd.REPLACED)
-        self._windows.lock(found.last_device_node, 0, length, locks)
+        lock_windows(tree, found.last_device_node, 0, length, locks)
         self._index.pin(space, tokens)
         self.num_tokens += self._prompts[space].add(pin.data)
         self._num_bytes += pin.num_bytes

@@ -20,9 +20,11 @@ and 3e-12 with all rows spliced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import torch
 from sglang.srt.environ import envs
@@ -30,10 +32,32 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
 
-from sglang_pic.adapter.serve.rows import NO_WINDOWS, OffDevice, WindowRows, WindowsOnHost
-from sglang_pic.adapter.sglang.seams import WindowTree
-from sglang_pic.core import Run, Span, intersect_spans, subtract_spans
+from sglang_pic.adapter.probe.copies import keep_until_read
+from sglang_pic.adapter.serve.rows import Found, Piece, Place, Placed, Reads, RowTier
+from sglang_pic.adapter.sglang.seams import Tree, WindowTree
+from sglang_pic.core import CostModel, Run, Span, intersect_spans, subtract_spans
 from sglang_pic.runtime.views import PoolView
+
+
+class WindowsOnHost(NamedTuple):
+    """Window rows `[start, end)` of a path in host memory."""
+
+    start: int
+    end: int
+    slots: torch.Tensor
+    """Slots of the host's pool for windows, int64, in host memory."""
+
+    def num_within(self, start: int, end: int) -> int:
+        """How many of the rows are in `[start, end)`."""
+        return max(0, min(end, self.end) - max(start, self.start))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWindows(Found):
+    """The rows of a matched path, some of whose window rows are on the host."""
+
+    windows: Sequence[WindowsOnHost] = ()
+    """Window rows that are on the host alone, also where other rows are on the device; ascending."""
 
 
 def keep_rows(view: PoolView) -> None:
@@ -45,39 +69,73 @@ def keep_rows(view: PoolView) -> None:
         kept.set(False)
 
 
-class WindowRowsInTree(WindowRows):
-    """The window rows of a tree's paths.
+class WindowTier(RowTier):
+    """The window rows of a tree's paths beside the other rows.
 
     Args:
         tree: SGLang's tree.
         slots: the window slot of each slot of the pool, read on the scheduler's stream.
+        others: says where the other rows are.
     """
 
-    def __init__(self, tree: WindowTree, slots: torch.Tensor) -> None:
-        self._tree, self._slots = tree, slots
+    def __init__(self, tree: WindowTree, slots: torch.Tensor, others: RowTier) -> None:
+        self._tree, self._slots, self._others = tree, slots, others
 
     @classmethod
-    def make(cls, tree: WindowTree, view: PoolView) -> WindowRows:
-        """The window rows of a server."""
-        return NO_WINDOWS if view.windows is None else cls(tree, view.windows.slots)
+    def make(cls, tree: WindowTree, view: PoolView, others: RowTier) -> RowTier:
+        """The tier of a server; `others` if windows have no pool of their own."""
+        return others if view.windows is None else cls(tree, view.windows.slots, others)
 
-    def find(
-        self, key: RadixKey, match: Any, end: int, found: OffDevice, *, has_host: bool
-    ) -> tuple[OffDevice, Sequence[Span]]:
+    def priced(self, cost: CostModel) -> CostModel:
+        return self._others.priced(cost)
+
+    def find(self, tree: Tree, key: RadixKey, match: Any) -> Found:
+        found = self._others.find(tree, key, match)
         # Window rows that left the device.
-        holes: Sequence[Span] = self._tree.tree_core.swa_tombstone_ranges(key, 0, end)
-        if not (holes and has_host):
-            return found, holes
-        there, nodes = self._on_host(match.best_match_node, holes)
-        found = found._replace(nodes=[*found.nodes, *nodes], windows=there)
-        return found, subtract_spans(holes, [(each.start, each.end) for each in there])
+        holes: Sequence[Span] = self._tree.tree_core.swa_tombstone_ranges(key, 0, found.num_rows)
+        windows, nodes = list[WindowsOnHost](), list[Any]()
+        if holes and self._others.has_host:
+            windows, nodes = self._on_host(match.best_match_node, holes)
+            holes = subtract_spans(holes, [(each.start, each.end) for each in windows])
+        return FoundWindows(found.node, found.num_rows, found.slots, [*found.nodes, *nodes], holes, windows)
 
-    def take(self, found: OffDevice, run: Run, slots: torch.Tensor, locks: ExitStack) -> torch.Tensor:
-        start, end = run.donor_start, min(run.donor_end, len(slots))
-        here = [(start, end)] if start < end else []
-        for first, last in subtract_spans(here, [(each.start, each.end) for each in found.windows]):
-            self.lock(found.node, first, last, locks)
-        return self._slots[slots[start:end]]
+    def lock(self, found: Found, locks: ExitStack) -> None:
+        self._others.lock(found, locks)
+
+    def num_to_fetch(self, found: Found, start: int, end: int) -> int:
+        """How many rows of a span are on the host, or their window rows."""
+        windows = sum(each.num_within(start, end) for each in _windows_of(found))
+        return max(windows, self._others.num_to_fetch(found, start, end))
+
+    def pieces(self, found: Found, run: Run, shift: int, here: torch.Tensor, locks: ExitStack) -> list[Piece]:
+        whole = self._others.pieces(found, run, shift, here, locks)
+        return [part for piece in whole for part in self._cut(piece, _windows_of(found), locks)]
+
+    def _cut(self, piece: Piece, there: Sequence[WindowsOnHost], locks: ExitStack) -> Iterator[Piece]:
+        """The parts of a piece, cut where its window rows are on the host; those on the device are locked."""
+        shift = piece.run.shift
+        edges = {piece.start, piece.end, *(edge + shift for each in there for edge in each[:2])}
+        for start, end in pairwise(sorted(edge for edge in edges if piece.start <= edge <= piece.end)):
+            part, first, last = piece.part(start, end), start - shift, end - shift
+            on_host = next((each for each in there if each.start <= first < each.end), None)
+            if on_host is not None:
+                windows = on_host.slots[first - on_host.start : last - on_host.start]
+                yield part._replace(place=max(part.place, Place.WINDOWS_ON_HOST), windows=windows)
+            else:
+                assert part.place is Place.DEVICE, "a row on the host has its window row there, too"
+                lock_windows(self._tree, part.node, first, last, locks)
+                yield part._replace(windows=self._slots[part.slots])
+
+    def gather(self, placed: Sequence[Placed], shifts: torch.Tensor) -> Reads:
+        reads, here, there = self._others.gather(placed, shifts), list[torch.Tensor](), list[torch.Tensor]()
+        for piece, _ in placed:
+            assert piece.windows is not None, "each row has a window row"
+            keep_until_read(piece.windows)
+            (here if piece.place is Place.DEVICE else there).append(piece.windows)
+        reads.splice.windows = torch.cat(here) if here else shifts[:0]
+        if reads.fetch is not None:
+            reads.fetch.windows = torch.cat(there)
+        return reads
 
     def _on_host(self, node: Any, holes: Sequence[Span]) -> tuple[list[WindowsOnHost], list[Any]]:
         """What of `holes` in the path to a node is on the host, ascending, and its nodes."""
@@ -108,12 +166,23 @@ class WindowRowsInTree(WindowRows):
             }
         return sorted(found.values(), key=lambda part: part.start), [*found]
 
-    def lock(self, node: Any, start: int, end: int, locks: ExitStack) -> None:
-        (path,) = self._tree.tree_core.collect_path_info([node])
-        window, locked_end = self._tree.swa_retain_window, None
-        for each in reversed(path):
-            overlaps = each.path_start < end and start < each.path_end
-            # A lock extends over the nodes before its own until they contain a window.
-            if overlaps and (locked_end is None or locked_end - each.path_end >= window):
-                locks.callback(self._tree.unlock, self._tree.lock(each.node_id))
-                locked_end = each.path_end
+
+def _windows_of(found: Found) -> Sequence[WindowsOnHost]:
+    return found.windows if isinstance(found, FoundWindows) else ()
+
+
+def lock_windows(tree: Tree, node: Any, start: int, end: int, locks: ExitStack) -> None:
+    """Lock the window rows, if there are any, of `[start, end)` on the path to `node` until `locks` is closed.
+
+    The path is locked already.
+    """
+    if not tree.supports_swa():
+        return
+    (path,) = tree.tree_core.collect_path_info([node])
+    window, locked_end = cast(WindowTree, tree).swa_retain_window, None
+    for each in reversed(path):
+        overlaps = each.path_start < end and start < each.path_end
+        # A lock extends over the nodes before its own until they contain a window.
+        if overlaps and (locked_end is None or locked_end - each.path_end >= window):
+            locks.callback(tree.unlock, tree.lock(each.node_id))
+            locked_end = each.path_end

@@ -23,3 +23,9 @@ def to_host(values: torch.Tensor) -> torch.Tensor:
     here = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type != "cpu")
     here.copy_(values, non_blocking=True)
     return here
+
+
+def keep_until_read(values: torch.Tensor) -> None:
+    """Keep `values`, allocated on the scheduler's stream, from reuse until the current stream has read them."""
+    if values.is_cuda:
+        values.record_stream(torch.cuda.current_stream(values.device))

@@ -261,7 +261,7 @@ class ForwardPath:
         stream. Rows on the host are unlocked when they have been read.
         """
         try:
-            gap.tier.read(gap, (self.splicer, *self._draft_splicers))
+            gap.reads.queue((self.splicer, *self._draft_splicers), gap.locks)
         finally:
             gap.locks.close()
 

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import copy
 import itertools
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from sglang_pic.adapter.probe.copies import to_device
-from sglang_pic.adapter.serve.rows import ON_DEVICE, OnDevice, Piece, Place, RowTier, Splice
+from sglang_pic.adapter.serve.rows import ON_DEVICE, Placed, Reads
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner
 
@@ -55,7 +54,8 @@ class _Columns(NamedTuple, Generic[_C]):
 class GapBatch:
     """The layout that narrows a batch to its gaps, and returns to requests for the logits."""
 
-    splice: Splice
+    reads: Reads
+    """The rows to copy before the pass."""
     owners: list[int]
     """Per virtual sequence, the index of its request in the batch."""
     prefix_lens: list[int]
@@ -72,12 +72,6 @@ class GapBatch:
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Locks on the donors' rows; closed when the splice is queued."""
-    fetch: Splice | None = None
-    """What is read from the host."""
-    donors: list[OnDevice] = field(default_factory=list)
-    """The donors' rows on the device."""
-    tier: RowTier = ON_DEVICE
-    """Reads the donors' rows."""
 
     @contextmanager
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
@@ -214,7 +208,7 @@ def build_gap_batch(
         ValueError: a plan's pieces are not of all its runs.
     """
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
-    placed, locks, offset = list[_Placed](), ExitStack(), 0
+    placed, locks, offset, tier = list[Placed](), ExitStack(), 0, ON_DEVICE
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
         owners += [i] * len(gaps)
@@ -230,16 +224,15 @@ def build_gap_batch(
                 raise ValueError(f"pieces of {found} tokens for a plan that splices {splice.plan.num_spliced}.")
             placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
             locks.push(splice.locks)
+            tier = splice.tier
         offset += extend_len
     lens = [*map(int.__sub__, ends, starts)]
     placed.sort(key=lambda each: each[0].place)
     runs = [len(dst) for _, dst in placed], [piece.shift for piece, _ in placed]
     places = [0, *itertools.accumulate(lens[:-1])]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
-    moved, fetched = _gather_splice(placed, wide)
     return GapBatch(
-        splice=moved,
-        fetch=fetched,
+        reads=tier.gather(placed, _per_token(wide.shifts, wide.run_lens, sum(runs[0]))),
         owners=owners,
         prefix_lens=starts,
         seq_lens=ends,
@@ -249,54 +242,17 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
-        donors=[piece.on_device for piece, _ in placed if piece.on_device is not None],
-        tier=next((splice.tier for splice in pending if splice is not None), ON_DEVICE),
     )
 
 
-_Placed: TypeAlias = tuple[Piece, torch.Tensor]
-"""A piece, and the slots that it is written to."""
-
-
-# NOTE: without `output_size` torch waits for the device to learn the size of the result of `repeat_interleave`.
 def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
-    moved_by = torch.repeat_interleave(columns.firsts - columns.places, columns.lens, output_size=num_computed)
+    moved_by = _per_token(columns.firsts - columns.places, columns.lens, num_computed)
     return moved_by + torch.arange(num_computed, device=moved_by.device)
 
 
-def _gather_splice(placed: Sequence[_Placed], columns: _Columns[torch.Tensor]) -> tuple[Splice, Splice | None]:
-    """The copies from the device and from the host of pieces in the order of their places, as `columns` has them."""
-    if not placed:
-        return Splice(columns.shifts, columns.shifts, columns.shifts), None
-    places = [piece.place for piece, _ in placed]
-    here, on_device = bisect_right(places, Place.DEVICE), bisect_right(places, Place.WINDOWS_ON_HOST)
-    sources = [piece.slots for piece, _ in placed[:on_device]]
-    windows, host_windows = (
-        [piece.windows for piece, _ in part if piece.windows is not None] for part in (placed[:here], placed[here:])
-    )
-    for slots in (*sources, *windows):
-        _read_here(slots)
-    num_here, num_on_device = (sum(len(dst) for _, dst in placed[:part]) for part in (here, on_device))
-    dst = torch.cat([dst for _, dst in placed]).to(torch.int64)
-    shifts = torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=len(dst))
-    splice = Splice(
-        torch.cat(sources) if sources else dst[:0],
-        dst[:num_on_device],
-        shifts[:num_on_device],
-        torch.cat(windows) if windows else dst[:0] if host_windows else None,
-    )
-    if here == len(placed):
-        return splice, None
-    host_slots = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.slots for piece, _ in placed[on_device:])])
-    return splice, Splice(
-        host_slots, dst[num_here:], shifts[num_here:], torch.cat(host_windows) if host_windows else None
-    )
-
-
-def _read_here(slots: torch.Tensor) -> None:
-    """Keep `slots`, allocated on the scheduler's stream, from reuse until the current stream has read them."""
-    if slots.is_cuda:
-        slots.record_stream(torch.cuda.current_stream(slots.device))
+def _per_token(values: torch.Tensor, lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    # NOTE: without `output_size` torch waits for the device to learn the size of the result of `repeat_interleave`.
+    return torch.repeat_interleave(values, lens, output_size=num_tokens)
 
 
 def _stage(columns: _Columns[list[int]], device: torch.device) -> tuple[_Columns[torch.Tensor], _Columns[torch.Tensor]]:

@@ -16,8 +16,8 @@ from sglang_pic.adapter.namespace import MAX_KEY_LEN, Namespace
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.rows import TextOnly
 from sglang_pic.adapter.serve.state import Judged, RequestState
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.config import PicConfig

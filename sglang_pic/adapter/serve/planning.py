@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from sglang_pic.adapter.metrics import Metric, MetricKind
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.modes import logprob_start
-from sglang_pic.adapter.serve.rows import NO_WINDOWS, ON_DEVICE, RowTier, TreeRows, WindowRows
+from sglang_pic.adapter.serve.rows import ON_DEVICE, RowTier, TreeRows
 from sglang_pic.adapter.serve.state import LastPlan, PendingSplice, RequestState, tokens_of, tree_namespace
 from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.sglang.seams import Req, Tree
@@ -44,8 +44,7 @@ class Planning:
         stations: the operator's settings, the chunk index, and which requests may reuse its donors.
         limits: of the model and its attention backend.
         cost: measured costs, or `None` to take every run that is long enough.
-        tier: where rows are beside the device.
-        windows: rows of layers with sliding windows.
+        tier: where rows are.
     """
 
     def __init__(
@@ -54,11 +53,10 @@ class Planning:
         limits: Limits,
         cost: CostModel | None = None,
         tier: RowTier = ON_DEVICE,
-        windows: WindowRows = NO_WINDOWS,
     ) -> None:
         self._config, self._index, self._media = stations.config, stations.index, stations.media
         self._eligibility = stations.eligibility
-        self.limits, self.cost, self._tier, self._windows = limits, cost, tier, windows
+        self.limits, self.cost, self._tier = limits, cost, tier
         self._observe_seconds = stations.series(METRICS).observer(PLAN_SECONDS)
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(self._config.max_gaps, limits.max_sequences))
@@ -121,7 +119,6 @@ class Planning:
             tree,
             self._index.names,
             self._tier,
-            self._windows,
             media=self._media,
             pinned_len=state.pinned_len,
             steps=self.limits.steps,

@@ -12,8 +12,9 @@ import torch
 
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.adapter.serve.rows import ON_DEVICE, Media, Piece, Place, RowTier
+from sglang_pic.adapter.serve.rows import ON_DEVICE, Piece, Place, RowTier
 from sglang_pic.adapter.sglang.seams import Req
 from sglang_pic.core import DropReason, Exactness, Path, Plan, Reason, ReusePolicy, Span, Tokens, as_tokens
 
@@ -38,7 +39,7 @@ class PendingSplice:
     locks: ExitStack = field(default_factory=ExitStack)
     """Locks on the donors' rows; closed when the copy is queued or the plan is dropped."""
     tier: RowTier = ON_DEVICE
-    """Reads the rows."""
+    """Says how a pass reads the rows."""
 
     @classmethod
     def on_device(cls, plan: Plan, slots: Sequence[torch.Tensor]) -> PendingSplice:
@@ -50,7 +51,7 @@ class PendingSplice:
         """Clip the plan to a prefill that ends at `end`, as `Plan.clip` does."""
         self.plan = self.plan.clip(end, whole)
         last = self.plan.runs[-1].target_end if self.plan.runs else 0
-        self.pieces = [piece.until(last) for piece in self.pieces if piece.start < last]
+        self.pieces = [piece.part(piece.start, min(last, piece.end)) for piece in self.pieces if piece.start < last]
 
     @property
     def num_fetched(self) -> int:

@@ -8,8 +8,8 @@ from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.probe.ranks import fault_group
 from sglang_pic.adapter.serve import account, faults, publish
 from sglang_pic.adapter.serve.feature import Features
+from sglang_pic.adapter.serve.media import TextOnly
 from sglang_pic.adapter.serve.modes import Eligibility, Modes
-from sglang_pic.adapter.serve.rows import TextOnly
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.adapter.sglang.seams import TpGroup
 from sglang_pic.config import PicConfig

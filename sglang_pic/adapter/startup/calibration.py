@@ -210,7 +210,7 @@ class _Stopwatch:
 
             def prepare(plan: Plan) -> None:
                 layout = lay_out(plan)
-                self.splicer.splice(layout.splice.src, layout.splice.dst, layout.splice.shifts)
+                self.splicer.splice(layout.reads.splice.src, layout.reads.splice.dst, layout.reads.splice.shifts)
                 with layout.narrowed(made, self.runner):
                     pass
 

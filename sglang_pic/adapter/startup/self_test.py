@@ -182,7 +182,7 @@ class _Bench:
             [PendingSplice.on_device(plan, rows)], [0], [total], [total], [self.row], batch.input_ids.device
         )
         if not rotate:
-            gap.splice.shifts.zero_()
+            gap.reads.splice.shifts.zero_()
         attach_gap_batch(batch, gap)
         moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in plan.runs]).to(self.full.device)
         full, spliced = PromptPass(logits, self.full[moved]), PromptPass(self._forward(batch), self.spliced[moved])

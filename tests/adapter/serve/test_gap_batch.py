@@ -13,9 +13,11 @@ from pic_platform.pageable import without_pinned_memory
 from sglang.srt.lora.backend import lora_registry as backends
 from sglang.srt.lora.lora_manager import LoRAManager
 
+from sglang_pic.adapter.features.window_rows import WindowTier
+from sglang_pic.adapter.probe.copies import keep_until_read
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
-from sglang_pic.adapter.serve.rows import Place
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.rows import ON_DEVICE, Place
 from sglang_pic.adapter.serve.state import PendingSplice
 from tests.helpers.builders import BareRunner, extend_batch, plan, request_state, splice
 
@@ -36,9 +38,9 @@ def test_mixed_batch_layout() -> None:
     assert gap.kept.tolist() == [0, 1, *range(8, 16), *range(16, 21), 21, 28, 29]
     assert gap.computed_lens == [10, 5, 3]
     assert gap.start_lens == [7, 2, 3], "the last 3, the last 3 and none of their tokens want logprobs"
-    assert gap.splice.src.tolist() == [*range(900, 906), 70, 71, *range(50, 54)]
-    assert gap.splice.dst.tolist() == [*range(106, 112), 301, 302, 303, 304, 305, 306]
-    assert gap.splice.shifts.tolist() == [-3] * 6 + [5] * 2 + [8] * 4
+    assert gap.reads.splice.src.tolist() == [*range(900, 906), 70, 71, *range(50, 54)]
+    assert gap.reads.splice.dst.tolist() == [*range(106, 112), 301, 302, 303, 304, 305, 306]
+    assert gap.reads.splice.shifts.tolist() == [-3] * 6 + [5] * 2 + [8] * 4
     gap.locks.close()
     gap.locks.close()
     assert sorted(released) == ["a", "b", "c"], "each donor is unlocked once"
@@ -50,12 +52,13 @@ def test_window_slots_are_those_of_the_plan() -> None:
     windows = {0: [torch.arange(30, 36)], 1: [torch.tensor([50, 51]), torch.arange(60, 64)]}
     for at, each in enumerate((first, last)):
         each.pieces = [piece._replace(windows=own) for piece, own in zip(each.pieces, windows[at], strict=True)]
+        each.tier = WindowTier(None, torch.arange(1_000), ON_DEVICE)  # type: ignore[arg-type]
     last.clip(6)
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
     gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 6], [16, 5, 6], rows, torch.device("cpu"))
-    assert gap.splice.windows is not None
-    assert gap.splice.windows.tolist() == [*range(30, 36), 50, 51, 60, 61]
-    assert len(gap.splice.src) == len(gap.splice.windows)
+    assert gap.reads.splice.windows is not None
+    assert gap.reads.splice.windows.tolist() == [*range(30, 36), 50, 51, 60, 61]
+    assert len(gap.reads.splice.src) == len(gap.reads.splice.windows)
 
 
 def test_a_run_without_rows_is_an_error() -> None:
@@ -71,14 +74,14 @@ def test_slots_stay_until_the_pass_has_read_them(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *used_by: used.append(used_by))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "of the pass")
-    _read_here(slots := torch.arange(3))
+    keep_until_read(slots := torch.arange(3))
     assert used == [(slots, "of the pass")]
 
 
 def test_a_batch_without_runs_is_laid_out_as_it_is() -> None:
     gap = build_gap_batch([None, None], [4, 0], [3, 2], [3, 2], [], torch.device("cpu"))
     assert (gap.prefix_lens, gap.seq_lens, gap.kept.tolist()) == ([4, 0], [7, 2], [0, 1, 2, 3, 4])
-    assert all(each.numel() == 0 for each in (gap.splice.src, gap.splice.dst, gap.splice.shifts))
+    assert all(each.numel() == 0 for each in (gap.reads.splice.src, gap.reads.splice.dst, gap.reads.splice.shifts))
 
 
 def test_media_go_with_the_tokens_that_are_computed() -> None:

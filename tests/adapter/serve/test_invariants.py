@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.utils import get_hash_str
 
 from sglang_pic.adapter.serve.account import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.rows import ON_DEVICE
+from sglang_pic.adapter.serve.rows import Reads, Splice
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.serve.tree import adopted_again
 from sglang_pic.core import DropReason, Plan
@@ -320,8 +320,8 @@ def test_donors_stay_locked_until_their_copy_is_queued(fails: bool) -> None:
         if fails:
             raise RuntimeError("no copy")
 
-    moved = SimpleNamespace(src=None, dst=None, shifts=None, windows=None)
-    gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=locks, tier=ON_DEVICE)
+    moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
+    gap: Any = SimpleNamespace(reads=Reads(moved), locks=locks)
     path = make_path(SimpleNamespace(splice=splice))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext():
         path.move_rows(gap)

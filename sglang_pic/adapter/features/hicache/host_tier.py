@@ -11,14 +11,17 @@ acknowledgement to the controller's queue, as SGLang's own loads do, and all ran
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
 from sglang_pic.adapter.features.parts import Parts
@@ -26,10 +29,10 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.extend import on_forward_stream
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
-from sglang_pic.adapter.serve.rows import OffDevice, OnDevice, Reads, RowTier, Splice
+from sglang_pic.adapter.serve.rows import Found, Piece, Place, Placed, Reads, RowTier, Splice, on_device
 from sglang_pic.adapter.sglang.seams import BuildContext, Tree
 from sglang_pic.adapter.startup.calibration import calibrate_fetch
-from sglang_pic.core import CostModel, Tokens, as_tokens
+from sglang_pic.core import CostModel, Run, Tokens, as_tokens
 from sglang_pic.runtime.live_pools import view_host_pool
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.window_pool import view_window_host_pools
@@ -46,6 +49,30 @@ class BackedPath(NamedTuple):
     num_rows: int
     pages: list[str]
     """SGLang's key of each page."""
+
+
+class OnDevice(NamedTuple):
+    """Rows `[start, end)` of the path to a node of the tree, on the device or being loaded to it."""
+
+    node: Any
+    start: int
+    end: int
+
+
+@dataclass(slots=True, kw_only=True)
+class HostReads(Reads):
+    """What a pass reads on a server with HiCache."""
+
+    tier: HostTier
+    donors: Sequence[OnDevice]
+    """The rows of `splice` that are in the tree."""
+
+    def queue(self, splicers: Sequence[Splicer], locks: ExitStack) -> None:
+        device = torch.get_device_module(splicers[0].view.device)
+        self.tier.wait_for_loads(device.current_stream(), self.donors)
+        Reads.queue(self, splicers, locks)
+        if self.fetch is not None:
+            self.tier.fetch(self.fetch, splicers, locks, (device.Event(), device.Event()))
 
 
 class HostTier(Feature, RowTier):
@@ -111,31 +138,52 @@ class HostTier(Feature, RowTier):
         if self._drafts is not None:
             self._token_bytes += self._drafts.bind_registered()
 
-    def find(self, match: Any) -> OffDevice:
-        node, core = match.last_device_node, self._tree.tree_core
+    def find(self, tree: Tree, key: RadixKey, match: Any) -> Found:
+        node, core = match.last_device_node, tree.tree_core
         if match.best_match_node == node:
-            return OffDevice(node)
+            return on_device(tree, node)
         if self._window:
             # SGLang ends a match on the device with a whole window there; other rows may continue on the device.
             (path,) = core.collect_path_info([match.best_match_node])
             node = next((each.node_id for each in reversed(path) if each.full_value_len is not None), node)
         transfer, _ = core.build_load_back_spec(match.best_match_node)
-        return OffDevice(node, transfer.host_indices, transfer.nodes_to_load)
+        here, slots = on_device(tree, node), transfer.host_indices
+        return replace(here, num_rows=here.num_rows + len(slots), slots=slots, nodes=transfer.nodes_to_load)
 
-    def lock(self, found: OffDevice, locks: ExitStack) -> None:
+    def lock(self, found: Found, locks: ExitStack) -> None:
         # NOTE: each node is locked, because SGLang drops the host's copy of a node that another request loads back.
         core = self._tree.tree_core
         for node in found.nodes:
             locks.callback(core.dec_host_lock_ref, node, core.inc_host_lock_ref(node).to_dec_params())
 
-    def read(self, reads: Reads, splicers: Sequence[Splicer]) -> None:
-        device = torch.get_device_module(splicers[0].view.device)
-        self.wait_for_loads(device.current_stream(), reads.donors)
-        super().read(reads, splicers)
-        if reads.fetch is not None:
-            self._fetch(reads.fetch, splicers, reads.locks, (device.Event(), device.Event()))
+    def num_to_fetch(self, found: Found, start: int, end: int) -> int:
+        num_here = found.num_rows - len(found.slots)
+        return end - max(start, min(end, num_here))
 
-    def _fetch(self, fetch: Splice, splicers: Sequence[Splicer], locks: ExitStack, events: tuple[Any, Any]) -> None:
+    def pieces(self, found: Found, run: Run, shift: int, here: torch.Tensor, locks: ExitStack) -> list[Piece]:
+        pieces, first = super().pieces(found, run, shift, here, locks), max(run.donor_start, len(here))
+        if first < run.donor_end:
+            slots = found.slots[first - len(here) : run.donor_end - len(here)]
+            pieces.append(Piece(run, first + run.shift, run.target_end, shift, slots, Place.HOST))
+        return pieces
+
+    def gather(self, placed: Sequence[Placed], shifts: torch.Tensor) -> HostReads:
+        places = [piece.place for piece, _ in placed]
+        whole_here, here = bisect_right(places, Place.DEVICE), bisect_right(places, Place.WINDOWS_ON_HOST)
+        num_whole_here, num_here = (sum(len(dst) for _, dst in placed[:part]) for part in (whole_here, here))
+        donors = [
+            OnDevice(piece.node, piece.start - piece.run.shift, piece.end - piece.run.shift)
+            for piece, _ in placed[:here]
+            if piece.node is not None
+        ]
+        reads = HostReads(super().gather(placed[:here], shifts[:num_here]).splice, tier=self, donors=donors)
+        if whole_here < len(placed):
+            slots = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.slots for piece, _ in placed[here:])])
+            dst = torch.cat([dst for _, dst in placed[whole_here:]]).to(torch.int64)
+            reads.fetch = Splice(slots, dst, shifts[num_whole_here:])
+        return reads
+
+    def fetch(self, fetch: Splice, splicers: Sequence[Splicer], locks: ExitStack, events: tuple[Any, Any]) -> None:
         """Copy rows of the host between two events, and keep their locks until the second one."""
         started, finished = events
         started.record()

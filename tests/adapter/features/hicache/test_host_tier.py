@@ -28,10 +28,11 @@ from torch import nn
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
 from sglang_pic.adapter.features.hicache.hicache_tree import NO_STORE, HiCacheTree
-from sglang_pic.adapter.features.hicache.host_tier import HostTier
+from sglang_pic.adapter.features.hicache.host_tier import HostReads, HostTier, OnDevice
 from sglang_pic.adapter.features.hicache.store import HiCacheStore
+from sglang_pic.adapter.features.window_rows import FoundWindows, WindowsOnHost, WindowTier
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.rows import OffDevice, OnDevice, Place, Splice, WindowsOnHost, cut_pieces
+from sglang_pic.adapter.serve.rows import Found, Place, Splice
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
@@ -366,16 +367,17 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     path, locks = make_path(splicer, draft), ExitStack()
     locks.callback(seen.append, "unlocked")
     moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
-    whole: Any = SimpleNamespace(splice=moved, fetch=None, locks=ExitStack(), donors=[OnDevice(2, 5, 15)], tier=tier)
+    reads = HostReads(moved, tier=tier, donors=[OnDevice(2, 5, 15)])
     with pytest.MonkeyPatch.context() as patch:
         stream = SimpleNamespace(wait_event=seen.append)
         patch.setattr(torch.cpu, "current_stream", lambda: stream)
-        path.move_rows(whole)
+        path.move_rows(SimpleNamespace(reads=reads, locks=ExitStack()))  # type: ignore[arg-type]
     assert seen == ["loaded", "spliced"]
     seen.clear()
     fetch: Any = SimpleNamespace(src=None, dst=range(5), shifts=None, windows=None)
     queue.clear()
-    path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks, donors=[], tier=tier))  # type: ignore[arg-type]
+    reads = HostReads(moved, fetch, tier=tier, donors=[])
+    path.move_rows(SimpleNamespace(reads=reads, locks=locks))  # type: ignore[arg-type]
     tier.unlock_read()
     assert seen == ["spliced", "fetched", "fetched the draft's"]
     (ack,) = queue
@@ -411,10 +413,12 @@ def test_a_load_of_window_rows_is_of_the_last_window(donor: tuple[int, int, int]
 
 def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     """Also if the plan was clipped since: what is left of the second run is on the device as a whole."""
-    made = plan(0, 60, (10, 20, 4), (30, 42, 4))
-    first = cut_pieces(made.runs[0], 4, torch.arange(9), OffDevice(node=1, slots=torch.arange(100, 107)))
-    last = cut_pieces(made.runs[1], 4, torch.arange(34), OffDevice(node=1, slots=torch.arange(200, 204)))
+    made, tier, locks = plan(0, 60, (10, 20, 4), (30, 42, 4)), HostTier(None, token_bytes=8), ExitStack()  # type: ignore[arg-type]
+    found = Found(1, 16, torch.arange(100, 107)), Found(1, 38, torch.arange(200, 204))
+    first = tier.pieces(found[0], made.runs[0], 4, torch.arange(9), locks)
+    last = tier.pieces(found[1], made.runs[1], 4, torch.arange(34), locks)
     pending = PendingSplice(made, [*first, *last])
+    assert [tier.num_to_fetch(each, 6, 16) for each in found] == [7, 0]
 
     def read(place: Place) -> list[Any]:
         found = [piece for piece in pending.pieces if piece.place is place]
@@ -422,7 +426,15 @@ def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
 
     assert read(Place.DEVICE) == [(10, 13, 4, [6, 7, 8]), (30, 38, 4, [*range(26, 34)])]
     assert read(Place.HOST) == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
-    assert [piece.on_device for piece in pending.pieces] == [OnDevice(1, 6, 9), None, OnDevice(1, 26, 34), None]
+    ordered = sorted(pending.pieces, key=lambda piece: piece.place)
+    reads = tier.gather([(piece, torch.arange(piece.start, piece.end)) for piece in ordered], torch.arange(22))
+    assert reads.donors == [OnDevice(1, 6, 9), OnDevice(1, 26, 34)]
+    assert reads.splice.src.tolist() == [6, 7, 8, *range(26, 34)]
+    assert reads.splice.dst.tolist() == [10, 11, 12, *range(30, 38)]
+    assert reads.fetch is not None
+    assert reads.fetch.src.tolist() == [*range(100, 107), *range(200, 204)]
+    assert reads.fetch.dst.tolist() == [*range(13, 20), *range(38, 42)]
+    assert (reads.splice.shifts.tolist(), reads.fetch.shifts.tolist()) == ([*range(11)], [*range(11, 22)])
     pending.clip(36)
     assert read(Place.DEVICE)[1:] == [(30, 35, 4, [*range(26, 31)])]
     assert pending.num_fetched == 7
@@ -431,8 +443,12 @@ def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
 def test_a_run_is_cut_where_its_window_rows_lie_elsewhere() -> None:
     """Of ten tokens six are on the device, of which the third and fourth have their window rows on the host."""
     there = [WindowsOnHost(8, 10, torch.arange(72, 74)), WindowsOnHost(12, 16, torch.arange(76, 80))]
-    made, on_host = plan(0, 60, (10, 20, 4)), OffDevice(node=1, slots=torch.arange(100, 104), windows=there)
-    pending = PendingSplice(made, cut_pieces(made.runs[0], 4, torch.arange(12), on_host, torch.arange(50, 56)))
+    made, found = plan(0, 60, (10, 20, 4)), FoundWindows(2, 16, torch.arange(100, 104), windows=there)
+    tree, locked = tree_of(deque(), (1, 2)), list[int]()
+    tree.supports_swa, tree.swa_retain_window, tree.lock, tree.unlock = lambda: True, 4, locked.append, None
+    tier = WindowTier(tree, torch.arange(44, 60), HostTier(tree, token_bytes=8))
+    pending = PendingSplice(made, tier.pieces(found, made.runs[0], 4, torch.arange(12), ExitStack()))
+    assert locked == [1, 2], "the nodes whose window rows are on the device"
 
     def read() -> list[tuple[int, Place, list[int], list[int]]]:
         every = [(each, each.windows) for each in pending.pieces]
@@ -442,6 +458,15 @@ def test_a_run_is_cut_where_its_window_rows_lie_elsewhere() -> None:
     last = (16, Place.HOST, [100, 101, 102, 103], [76, 77, 78, 79])
     assert read() == [*first, (14, Place.DEVICE, [10, 11], [54, 55]), last]
     assert pending.num_fetched == 6
+    ordered = sorted(pending.pieces, key=lambda piece: piece.place)
+    reads = tier.gather([(piece, torch.arange(piece.start, piece.end)) for piece in ordered], torch.arange(10))
+    assert (reads.splice.src.tolist(), reads.splice.dst.tolist()) == ([6, 7, 10, 11, 8, 9], [10, 11, 14, 15, 12, 13])
+    assert reads.splice.windows is not None
+    assert reads.splice.windows.tolist() == [50, 51, 54, 55]
+    assert reads.fetch is not None
+    assert reads.fetch.windows is not None
+    assert (reads.fetch.src.tolist(), reads.fetch.dst.tolist()) == ([100, 101, 102, 103], [12, 13, *range(16, 20)])
+    assert (reads.fetch.windows.tolist(), reads.fetch.shifts.tolist()) == ([72, 73, *range(76, 80)], [*range(4, 10)])
     pending.clip(14)
     assert read() == [first[0], (12, Place.WINDOWS_ON_HOST, [8], [72])]
     assert pending.num_fetched == 1
