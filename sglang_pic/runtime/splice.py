@@ -6,20 +6,17 @@ import logging
 from collections.abc import Sequence
 
 import torch
-from pic_kernels import Backend, Choice, Source
+from pic_kernels import Backend, Choice
 from torch import Tensor
 
 from sglang_pic.errors import Refused, UnsupportedError
-from sglang_pic.runtime.host_rows import HostView
 from sglang_pic.runtime.index_keys import index_pages_of, index_rows_of
 from sglang_pic.runtime.rope import RopeGeometry
-from sglang_pic.runtime.row_groups import Copy, Slots
+from sglang_pic.runtime.row_groups import Copy, RowGroup
 from sglang_pic.runtime.views import PoolKind, PoolView
 from sglang_pic.runtime.window_pool import groups_of
 
 logger = logging.getLogger(__name__)
-
-UNFUSED_FETCH = Refused("only the fused kernel reads them", "start without --enable-hierarchical-cache")
 
 
 class Splicer:
@@ -46,20 +43,18 @@ class Splicer:
                 raise UnsupportedError(Refused(f"they have {rows.shape[2]!r} dimensions").line(found))
         self.view = view
         self._max_shift = geometry.max_shift
-        self._host: tuple[HostView, Sequence[Source]] | None = None
         self._bind(geometry)
-        for group in self._groups:
+        for group in self.groups:
             _log_choice(group.choice(), len(group.keys), view.device)
 
     def hold(self, layers: Sequence[int]) -> None:
-        """Copy the keys of `layers`, indices into the pool, without rotation from now on; call before `bind_host`."""
-        assert self._host is None, "the host's sources belong to the earlier groups"
+        """Copy the keys of `layers`, indices into the pool, without rotation; call before a `Fetcher` is made."""
         self._bind(self.geometry.holding(layers))
 
     def _bind(self, geometry: RopeGeometry) -> None:
         view, self.geometry = self.view, geometry
         ropes = [(rope.to(view.device), layers) for rope, layers in geometry.groups()]
-        self._groups = [
+        self.groups: Sequence[RowGroup] = [
             *(group for rope, layers in ropes for group in groups_of(view, layers, rope)),
             *(group for rope, layers in ropes for group in index_rows_of(view, layers, rope)),
             *index_pages_of(view, geometry.index),
@@ -88,55 +83,12 @@ class Splicer:
         """
         if windows is None:
             windows = src if self.view.windows is None else self.view.windows.slots[src]
-        self._check(dst, shifts)
-        for group in self._groups:
+        self.check_shifts(dst, shifts)
+        for group in self.groups:
             group.move(group.slots(Copy(src, dst, shifts, windows)))
 
-    def bind_host(self, host: HostView) -> None:
-        """Set the host pool that `fetch` reads.
-
-        Raises:
-            UnsupportedError: the fused kernel, the only one that reads host memory, does not cover the pool's rows.
-        """
-        choices = [group.choice() for group in self._groups]
-        if self.view.device.type != "cpu" and any(choice.backend is Backend.EAGER for choice in choices):
-            raise UnsupportedError(UNFUSED_FETCH.line(f"rows of {self.view.dtype} in a host pool"))
-        sources = [group.source(group.on_host(host)) for group in self._groups]
-        for part in (part for source in sources for part in source if part is not None):
-            # Made here, because that waits for the device.
-            part.addresses_on(self.view.device)
-        self._host = host, sources
-
-    def fetch(self, host_slots: Tensor, dst: Tensor, shifts: Tensor, windows: Tensor | None = None) -> None:
-        """Copy rows of the host pool to `dst` in all layers, keys rotated by each token's shift.
-
-        The kernel reads pinned host memory. The caller keeps the host slots locked until the queued work is done.
-
-        Args:
-            host_slots: `[n]` int64 slots of the host pool, in host memory; with `windows` of the last `n` of `dst`: of
-                the others window rows alone are copied.
-            dst: as in `splice`, likewise `shifts`.
-            windows: one for each of `dst`, int64 slots of the host pool for windows, in host memory; needed where there
-                is one.
-
-        Raises:
-            TypeError: as `splice`, likewise `ValueError`.
-        """
-        assert self._host is not None, "no host pool is bound"
-        self._check(dst, shifts)
-        host, sources = self._host
-        # Only beside windows may there be fewer of the other rows: the last ones.
-        start = 0 if host.windows is None else len(dst) - len(host_slots)
-        copy = Copy(host_slots, dst, shifts, windows, start)
-        brought: dict[HostView, Tensor] = {}
-        for group, source in zip(self._groups, sources, strict=True):
-            there = group.on_host(host)
-            src, *written = group.slots(copy)
-            if there not in brought:
-                brought[there] = _bring(there.rows(src), dst.device)
-            group.move(Slots(brought[there], *written), source)
-
-    def _check(self, dst: Tensor, shifts: Tensor) -> None:
+    def check_shifts(self, dst: Tensor, shifts: Tensor) -> None:
+        """Refuse, on a CPU only, a shift of more than `max_shift`: ValueError."""
         if dst.numel() and self.view.device.type == "cpu" and shifts.numel():
             farthest = max(abs(int(bound)) for bound in shifts.aminmax())
             if farthest > self._max_shift:
@@ -146,11 +98,6 @@ class Splicer:
         """The dimensions of a key's row that a shift rotates, in the pool's layer `layer`."""
         start = self.view.read_rope_offset
         return slice(start, start + self.geometry.params[layer].rotary_dim)
-
-
-def _bring(slots: Tensor, device: torch.device) -> Tensor:
-    """Slots in host memory on `device`; copied from pinned memory, which does not block the host."""
-    return slots if device.type == "cpu" else slots.pin_memory().to(device, non_blocking=True)
 
 
 def _log_choice(choice: Choice, num_layers: int, device: torch.device) -> None:

@@ -34,7 +34,6 @@ _RUN = 8
 _MOST_TOKENS = FEW_TOKENS + _RUN * (SEQUENCES - 1)
 """Tokens of a gap batch and its runs."""
 _REPEATS = 5
-_FETCHED_ROWS = 2_048
 _NOBODY = Path("calibration", [np.zeros(1, np.int32)])
 
 
@@ -98,31 +97,6 @@ def read_costs(ctx: BuildContext, config: PicConfig, live: LiveModel) -> CostMod
         )
     costs.report(cost, ctx.model_config.context_len)
     return cost
-
-
-def calibrate_fetch(
-    splicer: Splicer, num_host_slots: int, tp_group: TpGroup | None, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """Microseconds to copy a row from the host, on the slowest rank.
-
-    Host and pool must have no rows yet, and the pool is left empty.
-
-    Args:
-        splicer: with a host.
-        num_host_slots: of the host, and of its pool for windows.
-        tp_group: the ranks.
-        clock: in seconds.
-    """
-    view = splicer.view
-    num_rows = min(_FETCHED_ROWS, num_host_slots, longest_borrowed(view, 1))
-    host_slots = torch.arange(num_rows, dtype=torch.int64)
-    dst = host_slots.to(view.device) + view.page_size
-    shifts = torch.full_like(dst, 7)
-    with map_windows(view, dst):
-        timing = _time(lambda: splicer.fetch(host_slots, dst, shifts, host_slots), view.device, tp_group, clock)
-        # What the host had there were no rows.
-        view.fill(dst, 0)
-    return timing.us / num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +191,23 @@ class _Stopwatch:
             yield compute, prepare
 
     def _time(self, run: Callable[[], object]) -> Timing:
-        return _time(run, self.splicer.view.device, self.tp_group, self.clock)
+        return time_run(run, self.splicer.view.device, self.tp_group, self.clock)
 
 
-def _time(
-    run: Callable[[], object], device: torch.device, tp_group: TpGroup | None, clock: Callable[[], float]
+def time_run(
+    run: Callable[[], object],
+    device: torch.device,
+    tp_group: TpGroup | None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Timing:
+    """Time some runs after a first one, on the slowest rank; all ranks of `tp_group` must call this together.
+
+    Args:
+        run: queues work on a device.
+        device: the device, which is waited for.
+        tp_group: the ranks.
+        clock: in seconds.
+    """
     run()
     times, module = [], torch.get_device_module(device)
     for _ in range(_REPEATS):

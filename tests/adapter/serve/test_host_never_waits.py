@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
-from sglang_pic.runtime import row_groups, splice
+from sglang_pic.runtime import fetch, row_groups
 from sglang_pic.runtime.host_rows import HostView
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
@@ -350,9 +350,9 @@ def test_the_first_fetch_from_the_host_is_queued_without_waiting(monkeypatch: py
     """Also of a draft, whose fetches are not timed at start-up: the kernel finds its tables of addresses made."""
     there, fetched = splicer(PoolKind.MHA, on_device), list[Tensor]()
     monkeypatch.setattr(row_groups.RowGroup, "choice", lambda *_: Choice(Backend.TRITON))
-    monkeypatch.setattr(splice, "_bring", lambda slots, _: on_device(slots))
+    monkeypatch.setattr(fetch, "_bring", lambda slots, _: on_device(slots))
     rows = tuple(torch.zeros(SLOTS, HEADS, DIM, dtype=torch.bfloat16) for _ in range(LAYERS))
-    there.bind_host(HostView(rows, rows, 1, 1, 1))
+    fetcher = fetch.Fetcher(there, HostView(rows, rows, 1, 1, 1))
 
     def launch(keys: LayerBuffers, *_: object, source: Source) -> None:
         fetched.extend(part.addresses_on(keys.device) for part in source if part is not None)
@@ -360,7 +360,7 @@ def test_the_first_fetch_from_the_host_is_queued_without_waiting(monkeypatch: py
     monkeypatch.setattr(row_groups, "splice_mha", launch)
     slots = on_device(torch.arange(8))
     with strict_device():
-        there.fetch(torch.arange(8), slots, slots)
+        fetcher.fetch(torch.arange(8), slots, slots)
     assert len(fetched) == 2, "keys and values"
 
 

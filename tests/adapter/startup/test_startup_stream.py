@@ -110,7 +110,7 @@ def test_every_pass_of_start_up_runs_on_the_forward_stream(monkeypatch: pytest.M
         },
         images: {"make": lambda *_: None},
         host_tier: {
-            **dict.fromkeys(("view_host_pool", "DraftsOnHost"), MagicMock()),
+            **dict.fromkeys(("view_host_pool", "Fetcher", "DraftsOnHost"), MagicMock()),
             "calibrate_fetch": lambda *_: float(device.run("fetches")() is None),
         },
         self_test: {"run_self_test": device.run("self-test"), "log_result": lambda *_: None},

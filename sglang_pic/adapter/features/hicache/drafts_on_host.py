@@ -14,6 +14,7 @@ from typing import Any
 from sglang_pic.adapter.sglang.seams import TpGroup
 from sglang_pic.adapter.startup.drafts import Draft, named
 from sglang_pic.errors import Refused, UnsupportedError
+from sglang_pic.runtime.fetch import Fetcher
 from sglang_pic.runtime.live_pools import view_host_pool
 from sglang_pic.runtime.views import PoolKind, PoolView
 from sglang_pic.runtime.window_pool import view_window_host_pools
@@ -58,8 +59,8 @@ class DraftsOnHost:
     """
 
     def __init__(self, drafts: Sequence[Draft], params: Any, group: Any) -> None:
-
-        self._group, self._awaited, packed = group, list[Draft](), params.mtp_draft_device_pools
+        self._group, self._awaited, self._bound = group, list[Draft](), list[Fetcher]()
+        packed = params.mtp_draft_device_pools
         for draft in drafts:
             pool = draft.runner.token_to_kv_pool
             with named(draft.runner):
@@ -71,6 +72,12 @@ class DraftsOnHost:
                     self._awaited.append(draft)
                 else:
                     raise UnsupportedError(OTHER_HEADS.line("a head's rows on the host"))
+
+    @property
+    def fetchers(self) -> Sequence[Fetcher]:
+        """Copy the drafts' rows from the host."""
+        assert not self._awaited, "SGLang registers all host pools before it serves"
+        return self._bound
 
     def bind_registered(self) -> int:
         """Bind the draft with its own host pools if SGLang has registered all of them.
@@ -105,9 +112,10 @@ class DraftsOnHost:
             sum(bool(getattr(each, part).layer_num) for each in before) for part in ("full_kv_pool", "swa_kv_pool")
         )
         pools = self._group.get_pool(PoolName.KV), self._group.get_pool(PoolName.SWA)
-        draft.splicer.bind_host(view_window_host_pools(*pools, view, packed_at=(whole, window)))
+        self._bound.append(Fetcher(draft.splicer, view_window_host_pools(*pools, view, packed_at=(whole, window))))
 
     def _bind(self, draft: Draft, rows: Any, index: Any, *, packed_at: int | None = None) -> None:
         view = draft.splicer.view
         index_pool = self._group.get_pool(index) if view.index else None
-        draft.splicer.bind_host(view_host_pool(self._group.get_pool(rows), view, index_pool, packed_at=packed_at))
+        host = view_host_pool(self._group.get_pool(rows), view, index_pool, packed_at=packed_at)
+        self._bound.append(Fetcher(draft.splicer, host))

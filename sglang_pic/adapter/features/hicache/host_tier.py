@@ -24,6 +24,7 @@ import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
+from sglang_pic.adapter.features.hicache.fetch_cost import calibrate_fetch
 from sglang_pic.adapter.features.parts import Parts
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.extend import on_forward_stream
@@ -31,8 +32,8 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
 from sglang_pic.adapter.serve.rows import Found, Piece, Place, Placed, Reads, RowTier, Splice, on_device
 from sglang_pic.adapter.sglang.seams import BuildContext, Tree
-from sglang_pic.adapter.startup.calibration import calibrate_fetch
 from sglang_pic.core import CostModel, Run, Tokens, as_tokens
+from sglang_pic.runtime.fetch import Fetcher
 from sglang_pic.runtime.live_pools import view_host_pool
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.window_pool import view_window_host_pools
@@ -72,7 +73,7 @@ class HostReads(Reads):
         self.tier.wait_for_loads(device.current_stream(), self.donors)
         Reads.queue(self, splicers, locks)
         if self.fetch is not None:
-            self.tier.fetch(self.fetch, splicers, locks, (device.Event(), device.Event()))
+            self.tier.fetch(self.fetch, locks, (device.Event(), device.Event()))
 
 
 class HostTier(Feature, RowTier):
@@ -82,7 +83,8 @@ class HostTier(Feature, RowTier):
         tree: SGLang's tree, whose controller is attached.
         token_bytes: bytes of a token's rows, for SGLang's metrics of loads.
         window: window length in tokens, if windows have a pool of their own.
-        drafts: their rows on the host.
+        fetchers: copy the model's rows from the host.
+        drafts: likewise the rows of its drafts.
         fetch_us: measured time to read a row from the host; None without the cost gate.
     """
 
@@ -95,11 +97,12 @@ class HostTier(Feature, RowTier):
         token_bytes: int,
         window: int | None = None,
         *,
+        fetchers: Sequence[Fetcher] = (),
         drafts: DraftsOnHost | None = None,
         fetch_us: float | None = None,
     ) -> None:
         self._tree, self._token_bytes, self._drafts, self._fetch_us = tree, token_bytes, drafts, fetch_us
-        self._window = 0 if window is None else window
+        self._window, self._fetchers = 0 if window is None else window, fetchers
         self._held: deque[tuple[object, ExitStack]] = deque()
 
     @classmethod
@@ -117,16 +120,16 @@ class HostTier(Feature, RowTier):
             index_pool = group.get_pool(PoolName.INDEXER)
             token_bytes += index_pool.size_per_token
         if splicer.view.windows is None:
-            splicer.bind_host(view_host_pool(host_pool, splicer.view, index_pool))
+            host = view_host_pool(host_pool, splicer.view, index_pool)
         else:
             window_pool, window = group.get_pool(PoolName.SWA), tree.swa_retain_window
             token_bytes, num_slots = token_bytes + window_pool.size_per_token, min(num_slots, window_pool.size)
-            splicer.bind_host(view_window_host_pools(host_pool, window_pool, splicer.view))
-        drafts = DraftsOnHost(parts.live.drafts, ctx.params, group)
+            host = view_window_host_pools(host_pool, window_pool, splicer.view)
+        fetcher, drafts = Fetcher(splicer, host), DraftsOnHost(parts.live.drafts, ctx.params, group)
         if parts.cost is not None:
             with on_forward_stream(ctx.tp_worker.model_runner):
-                fetch_us = calibrate_fetch(splicer, num_slots, ctx.tp_group)
-        return cls(tree, token_bytes, window, drafts=drafts, fetch_us=fetch_us)
+                fetch_us = calibrate_fetch(fetcher, num_slots, ctx.tp_group)
+        return cls(tree, token_bytes, window, fetchers=[fetcher], drafts=drafts, fetch_us=fetch_us)
 
     def priced(self, cost: CostModel) -> CostModel:
         if self._fetch_us is None:
@@ -183,13 +186,13 @@ class HostTier(Feature, RowTier):
             reads.fetch = Splice(slots, dst, shifts[num_whole_here:])
         return reads
 
-    def fetch(self, fetch: Splice, splicers: Sequence[Splicer], locks: ExitStack, events: tuple[Any, Any]) -> None:
-        """Copy rows of the host between two events, and keep their locks until the second one."""
+    def fetch(self, fetch: Splice, locks: ExitStack, events: tuple[Any, Any]) -> None:
+        """Copy rows of the host, the model's and its drafts', between two events; keep locks until the second one."""
         started, finished = events
         started.record()
         try:
-            for splicer in splicers:
-                splicer.fetch(fetch.src, fetch.dst, fetch.shifts, fetch.windows)
+            for fetcher in (*self._fetchers, *(() if self._drafts is None else self._drafts.fetchers)):
+                fetcher.fetch(fetch.src, fetch.dst, fetch.shifts, fetch.windows)
         finally:
             finished.record()
             self.hold(locks.pop_all(), len(fetch.dst), events)

@@ -36,6 +36,7 @@ from sglang_pic.adapter.serve.rows import Found, Place, Splice
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
+from sglang_pic.runtime.fetch import Fetcher
 from sglang_pic.runtime.host_rows import LAYOUTS
 from sglang_pic.runtime.index_keys import IndexRope
 from sglang_pic.runtime.live_pools import view_host_pool
@@ -96,14 +97,16 @@ def back_up(found: list[Any], host: Any, host_slots: torch.Tensor, slots: torch.
         row.view(torch.uint8)[host_slots] = buffer.view(torch.uint8)[slots]
 
 
-def assert_fetched_as_spliced(splicer: Splicer, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
+def assert_fetched_as_spliced(
+    splicer: Splicer, fetcher: Fetcher, host_slots: torch.Tensor, slots: torch.Tensor
+) -> None:
     """To the last bit, in slots `[64, 100)`."""
     dst, shifts = torch.arange(64, 100), torch.full((36,), 77)
     buffers = (*splicer.view.keys, *splicer.view.values)
     splicer.splice(slots[5:41], dst, shifts)
     there = [buffer[64:100].clone() for buffer in buffers]
     splicer.view.fill(dst, 0)
-    splicer.fetch(host_slots[5:41], dst, shifts)
+    fetcher.fetch(host_slots[5:41], dst, shifts)
     for buffer, expected in zip(buffers, there, strict=True):
         assert torch.equal(buffer[64:100].view(torch.uint8), expected.view(torch.uint8))
 
@@ -116,12 +119,12 @@ def assert_fetched_as_spliced(splicer: Splicer, host_slots: torch.Tensor, slots:
 def test_rows_are_read_where_sglang_put_them(kind: str, layout: str, page_size: int, dtype: torch.dtype) -> None:
     """As if they had never left the device, whatever the layout; SGLang's own copies wrote them."""
     found, host, (splicer,) = pools(kind, page_size, layout, dtype)
-    splicer.bind_host(view_host_pool(host, splicer.view))
+    fetcher = Fetcher(splicer, view_host_pool(host, splicer.view))
     slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
     back_up(found, host, host_slots, slots)
-    assert_fetched_as_spliced(splicer, host_slots, slots)
+    assert_fetched_as_spliced(splicer, fetcher, host_slots, slots)
     with pytest.raises(ValueError, match="max_shift=2048"):
-        splicer.fetch(host_slots[:36], torch.arange(64, 100), torch.full((36,), 2_077))
+        fetcher.fetch(host_slots[:36], torch.arange(64, 100), torch.full((36,), 2_077))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -149,10 +152,10 @@ def test_scaled_rows_are_read_where_sglang_put_them(layout: str) -> None:
     view = dataclasses.replace(view_pool(pool), index=())
     assert (view.num_scaled, view.rope_offset) == (128, 66)
     splicer = Splicer(view, RopeGeometry(tuple(range(LAYERS)), (rope,) * LAYERS, 2_048))
-    splicer.bind_host(view_host_pool(host, view))
+    fetcher = Fetcher(splicer, view_host_pool(host, view))
     slots, host_slots = torch.arange(128, 192), host.alloc(128)[-64:]
     back_up([pool], host, host_slots, slots)
-    assert_fetched_as_spliced(splicer, host_slots, slots)
+    assert_fetched_as_spliced(splicer, fetcher, host_slots, slots)
 
 
 def draft_of(pool: Any, splicer: Splicer) -> Any:
@@ -173,11 +176,11 @@ def test_rows_of_packed_drafts_are_read_behind_their_targets(kind: str, layout: 
     """Of two heads with one layer each."""
     found, host, (_, *heads) = pools(kind, 16, layout, torch.bfloat16, num_packed=2)
     params = SimpleNamespace(mtp_draft_device_pools=tuple(found[1:]), sidecar_draft_device_pools=())
-    DraftsOnHost([*map(draft_of, found[1:], heads)], params, group_of(kv=host))
+    drafts = DraftsOnHost([*map(draft_of, found[1:], heads)], params, group_of(kv=host))
     slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
     back_up(found, host, host_slots, slots)
-    for head in heads:
-        assert_fetched_as_spliced(head, host_slots, slots)
+    for head, fetcher in zip(heads, drafts.fetchers, strict=True):
+        assert_fetched_as_spliced(head, fetcher, host_slots, slots)
 
 
 @pytest.mark.feature("HiCache with speculative decoding")
@@ -187,12 +190,14 @@ def test_rows_of_other_drafts_are_read_from_their_own_host_pool_once_it_is_there
     group = group_of(kv=pools("mla", 16, "layer_first", torch.bfloat16)[1])
     drafts = DraftsOnHost([draft_of(pool, splicer)], params, group)
     assert drafts.bind_registered() == 0
+    with pytest.raises(AssertionError, match="registers all host pools"):
+        drafts.fetchers  # noqa: B018
     group.add_entry(PoolEntry(PoolName.DRAFT, host, pool, lambda layer: layer))
     assert drafts.bind_registered() == host.size_per_token > 0
     assert drafts.bind_registered() == 0
     slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
     back_up([pool], host, host_slots, slots)
-    assert_fetched_as_spliced(splicer, host_slots, slots)
+    assert_fetched_as_spliced(splicer, *drafts.fetchers, host_slots, slots)
 
 
 @pytest.mark.feature("HiCache with speculative decoding")
@@ -245,11 +250,11 @@ def test_index_keys_are_read_where_sglang_put_them(layout: str) -> None:
     for each, packed_at in ((view, None), (view_of_draft, 0)):
         layers = tuple(range(each.num_layers))
         splicer = Splicer(each, RopeGeometry(layers, (rope,) * len(layers), 2_048, forms[each]))
-        splicer.bind_host(view_host_pool(host_rows, each, host, packed_at=packed_at))
+        fetcher = Fetcher(splicer, view_host_pool(host_rows, each, host, packed_at=packed_at))
         splicer.splice(slots[part], dst, shifts)
         there = [read_keys(pages, dst) for pages in each.index if len(pages)]
         each.fill(dst, 0)
-        splicer.fetch(host_slots[part], dst, shifts)
+        fetcher.fetch(host_slots[part], dst, shifts)
         for pages, expected in zip((pages for pages in each.index if len(pages)), there, strict=True):
             assert torch.equal(read_keys(pages, dst), expected)
     with pytest.raises(UnsupportedError, match="the host pool NoneType of index keys"):
@@ -270,7 +275,7 @@ def test_index_keys_in_rows_are_read_where_sglang_put_them(layout: str, dtype: t
     rows = [buffer.view(dtype) for buffer in keys.k_buffer]
     view = dataclasses.replace(view_pool(pool), index_rows=(rows[0], None, rows[1]))
     splicer = Splicer(view, plain.geometry)
-    splicer.bind_host(view_host_pool(host, view, host_keys))
+    fetcher = Fetcher(splicer, view_host_pool(host, view, host_keys))
     slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
     back_up([pool], host, host_slots, slots)
     if layout == "page_first":
@@ -281,7 +286,7 @@ def test_index_keys_in_rows_are_read_where_sglang_put_them(layout: str, dtype: t
     dst, shifts = torch.arange(64, 100), torch.full((36,), 77)
     splicer.splice(slots[5:41], dst, shifts)
     there = [buffer[dst].clone() for buffer in keys.k_buffer]
-    assert_fetched_as_spliced(splicer, host_slots, slots)
+    assert_fetched_as_spliced(splicer, fetcher, host_slots, slots)
     for buffer, expected in zip(keys.k_buffer, there, strict=True):
         assert torch.equal(buffer[dst].view(torch.uint8), expected.view(torch.uint8))
     with pytest.raises(UnsupportedError, match="the host pool NoneType of index keys"):
@@ -310,7 +315,7 @@ def test_rows_of_windows_are_read_from_their_own_host_pool(layout: str) -> None:
     rope = RopeParams(inv_freq=10_000.0 ** (-torch.arange(32) / 32), rotary_dim=64, is_neox_style=True)
     view = view_pool(pool)
     splicer = Splicer(view, RopeGeometry(tuple(range(LAYERS)), (rope,) * LAYERS, 2_048))
-    splicer.bind_host(view_window_host_pools(*hosts, view))
+    fetcher = Fetcher(splicer, view_window_host_pools(*hosts, view))
     slots, dst, shifts = torch.arange(16, 48), torch.arange(64, 96), torch.full((32,), 77)
     table[slots], table[dst] = slots + 48, dst - 48
     host_slots, host_windows = hosts[0].alloc(96)[-32:], hosts[1].alloc(64)[-32:]
@@ -326,7 +331,7 @@ def test_rows_of_windows_are_read_from_their_own_host_pool(layout: str) -> None:
         # The first half of what is not fetched as a whole has window rows on the device.
         here = num_split // 2
         splicer.splice(slots[:num_split], dst[:num_split], shifts[:num_split], table[slots[:here]])
-        splicer.fetch(host_slots[num_split:], dst[here:], shifts[here:], host_windows[here:])
+        fetcher.fetch(host_slots[num_split:], dst[here:], shifts[here:], host_windows[here:])
         for (buffer, at), rows in zip(view.places(dst), expected, strict=True):
             assert torch.equal(buffer[at], rows)
 
@@ -353,17 +358,19 @@ def tree_of(queue: deque[Any], *paths: tuple[int, ...]) -> Any:
     )
 
 
+FETCHED = ("fetched", "fetched the draft's")
+
+
 def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read() -> None:
     """A load is waited for before the rows of its slots are read; the locks end when the queue has let the pass go."""
     seen: list[str] = []
     queue: deque[Any] = deque([SimpleNamespace(finish_event="loaded", node_ids=[2], num_tokens=10)])
-    tier = HostTier(tree_of(queue, (1, 2)), token_bytes=8)
-    splicer: Any = SimpleNamespace(
-        view=SimpleNamespace(device=torch.device("cpu")),
-        splice=lambda *_: seen.append("spliced"),
-        fetch=lambda *_: seen.append("fetched"),
-    )
-    draft: Any = SimpleNamespace(splice=lambda *_: None, fetch=lambda *_: seen.append("fetched the draft's"))
+    fetcher, of_draft = (SimpleNamespace(fetch=lambda *_, what=what: seen.append(what)) for what in FETCHED)
+    drafts: Any = SimpleNamespace(fetchers=[of_draft])
+    tier = HostTier(tree_of(queue, (1, 2)), token_bytes=8, fetchers=[fetcher], drafts=drafts)  # type: ignore[list-item]
+    view, splice = SimpleNamespace(device=torch.device("cpu")), lambda *_: seen.append("spliced")
+    splicer: Any = SimpleNamespace(view=view, splice=splice)
+    draft: Any = SimpleNamespace(splice=lambda *_: None)
     path, locks = make_path(splicer, draft), ExitStack()
     locks.callback(seen.append, "unlocked")
     moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
@@ -379,7 +386,7 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     reads = HostReads(moved, fetch, tier=tier, donors=[])
     path.move_rows(SimpleNamespace(reads=reads, locks=locks))  # type: ignore[arg-type]
     tier.unlock_read()
-    assert seen == ["spliced", "fetched", "fetched the draft's"]
+    assert seen == ["spliced", *FETCHED]
     (ack,) = queue
     assert (ack.num_tokens, ack.num_bytes, ack.node_ids, ack.finish_event.query()) == (5, 40, [], True)
     queue.clear()
