@@ -8,16 +8,8 @@ passes as a `Feature`. A batch with neither splices nor observers costs one attr
     ModelRunner.forward        copy the donors' rows, unlock them, narrow the batch to its gaps, compute
     LogitsMetadata             the narrowed batch by request
 
-A draft model's rows are copied with the target's. Its pass follows over the same batch and is narrowed by the same
-layout, because the target's hidden states exist for the gaps' tokens only. If the batch has media, SGLang hands the
-embeddings of its tokens on to the draft, shifted by a token in the whole batch: between the passes they are as long as
-that, and a draft embeds the token after a gap itself, as that after a prompt. With multi-layer EAGLE, whose heads get
-no embeddings, one pass of each head follows, over copies of one batch that share its `spec_info`: the layout is
-attached there.
-
 If any of this raises, the batch is computed whole: its slots are reserved, and a pass writes each row before it reads
-it, over spliced and half computed rows. The pass may have more tokens than the prefill budget, which costs time only. A
-draft's pass that raises has hidden states for the gaps only: its rows of the runs cost accepted tokens, no answer.
+it, over spliced and half computed rows. The pass may have more tokens than the prefill budget, which costs time only.
 """
 
 from __future__ import annotations
@@ -30,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.gathered import set_token_counts
+from sglang_pic.adapter.serve.draft_passes import DraftLayout, DraftPasses, narrowed_fields, widen_batch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Recovery
 from sglang_pic.adapter.serve.feature import Features
@@ -54,7 +47,7 @@ METRICS: Final = (SPLICE_SECONDS,)
 
 
 class _Pass(NamedTuple):
-    """Attached to a `ForwardBatch` between the two hooks, or to a draft's `spec_info`."""
+    """Attached to a `ForwardBatch` between the two hooks."""
 
     gap: GapBatch | None
     observers: Sequence[Callable[[RunnerOutput], None]] = ()
@@ -90,9 +83,8 @@ class ForwardPath:
         series: Series | None = None,
     ) -> None:
         self._series = series or Series((), None)
-        self.splicer, self._features, self._recovery, self._draft_splicers = splicer, features, recovery, draft_splicers
-        # For the draft model's pass over the same batch, which comes next.
-        self._for_draft: _Pass | None = None
+        self.splicer, self._features, self._recovery = splicer, features, recovery
+        self.drafts = DraftPasses(draft_splicers)
         # Not an attribute of the batch: SGLang's runner rebuilds the batch for layers and logits.
         self._running: GapBatch | None = None
         self._ahead: tuple[ScheduleBatch, _Pass] | None = None
@@ -109,12 +101,8 @@ class ForwardPath:
     ) -> None:
         if not batch.forward_mode.is_extend_without_speculative():
             return
-        if self._draft_splicers:
-            of_draft, self._for_draft = self._for_draft, None
-            if model_runner.is_draft_worker:
-                if of_draft is not None:
-                    setattr(forward_batch.spec_info, _ATTRIBUTE, of_draft)
-                return
+        if self.drafts.take(forward_batch, model_runner):
+            return
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             planned = self._take_plans(batch, model_runner)
@@ -144,7 +132,7 @@ class ForwardPath:
             self._give_up(planned, Fallback.FAULT_SPLICE, error)
             return None
         # A draft's captured graph is not tested with a gap batch's hidden states, and ranks vote once for both.
-        replays = not self._draft_splicers and self._replays(gap, model_runner, batch.multimodal_inputs)
+        replays = not self.drafts.splicers and self._replays(gap, model_runner, batch.multimodal_inputs)
         self._ahead = batch, planned._replace(is_ahead=True, replays=replays)
         return sum(gap.computed_lens)
 
@@ -189,8 +177,8 @@ class ForwardPath:
         planned: _Pass | None = getattr(batch, _ATTRIBUTE, None)
         if planned is not None:
             delattr(batch, _ATTRIBUTE)
-        elif self._draft_splicers and runner.is_draft_worker:
-            planned = getattr(batch.spec_info, _ATTRIBUTE, None)
+        elif (layout := self.drafts.layout_of(batch, runner)) is not None:
+            planned = _Pass(layout.gap, spliced=layout.spliced, is_ahead=layout.is_ahead, of_draft=True)
         if planned is None:
             return original(runner, batch, *args, **kwargs)
         compute = partial(original, runner, batch, *args, **kwargs)
@@ -218,16 +206,15 @@ class ForwardPath:
                 # Ranks replay graphs together or not at all.
                 replays = planned.replays if is_moved else self._replays(gap, runner, batch.mm_inputs)
                 stack.enter_context(prefill_path(runner, replays=replays))
-                stack.enter_context(gap.narrowed(batch, runner))
+                more = narrowed_fields(gap, batch, runner) if planned.of_draft else None
+                stack.enter_context(gap.narrowed(batch, runner, more))
                 self._running = gap
                 stack.callback(setattr, self, "_running", None)
                 in_pass = True
                 output = compute()
-            if self._draft_splicers and planned.spliced and not planned.of_draft:
-                embeddings = output.logits_output.mm_input_embeds
-                if embeddings is not None:
-                    output.logits_output.mm_input_embeds = gap.widen(embeddings, len(batch.input_ids))
-                self._for_draft = planned._replace(observers=(), of_draft=True)
+            if planned.spliced and not planned.of_draft:
+                layout = DraftLayout(gap, planned.spliced, planned.is_ahead)
+                self.drafts.follow(layout, output, len(batch.input_ids))
             return output
         except Exception as error:
             gap.locks.close()
@@ -236,9 +223,7 @@ class ForwardPath:
         vars(batch).clear()
         vars(batch).update(whole)
         if planned.of_draft:
-            gap.widen_hidden_states(batch)
-            # The following heads get states of the whole batch, too.
-            delattr(batch.spec_info, _ATTRIBUTE)
+            widen_batch(gap, batch)
         if runner.lora_manager is not None:
             runner.lora_manager.prepare_lora_batch(batch)
         return compute()
@@ -261,7 +246,7 @@ class ForwardPath:
         stream. Rows on the host are unlocked when they have been read.
         """
         try:
-            gap.reads.queue((self.splicer, *self._draft_splicers), gap.locks)
+            gap.reads.queue((self.splicer, *self.drafts.splicers), gap.locks)
         finally:
             gap.locks.close()
 

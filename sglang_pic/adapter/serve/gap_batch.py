@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -74,11 +74,17 @@ class GapBatch:
     """Locks on the donors' rows; closed when the splice is queued."""
 
     @contextmanager
-    def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
-        """Rewrite `forward_batch` to the virtual sequences, and restore it at the end, also after an error."""
-        replaced = self._narrow_fields(forward_batch)
-        if forward_batch.mm_input_embeds is not None:
-            replaced["input_ids"] = self._with_known_ends(replaced["input_ids"], model_runner.model_config.vocab_size)
+    def narrowed(
+        self, forward_batch: ForwardBatch, model_runner: ModelRunner, more: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
+        """Rewrite `forward_batch` to the virtual sequences, and restore it at the end, also after an error.
+
+        Args:
+            forward_batch: SGLang's batch.
+            model_runner: computes it.
+            more: values of further fields, or of fields that would get others.
+        """
+        replaced = self._narrow_fields(forward_batch) | dict(more or {})
         saved = {name: getattr(forward_batch, name) for name in (*replaced, *_BOUND_FIELDS)}
         try:
             for name, value in replaced.items():
@@ -104,31 +110,6 @@ class GapBatch:
         view.extend_seq_lens_cpu = list(self.computed_lens)
         view.extend_logprob_start_lens_cpu = list(self.start_lens)
         return view
-
-    def widen_hidden_states(self, forward_batch: ForwardBatch) -> None:
-        """Expand the target's hidden states to a draft model's whole batch, with zeros for spliced tokens."""
-        spec: Any = forward_batch.spec_info
-        if spec is not None and spec.hidden_states is not None:
-            spec.hidden_states = self.widen(spec.hidden_states, len(forward_batch.input_ids))
-
-    def widen(self, rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """Expand rows of the computed tokens to those of a whole batch, with zeros for spliced tokens.
-
-        Args:
-            rows: `[num_computed, width]`; more are padding.
-            num_tokens: of the whole batch.
-        """
-        whole = rows.new_zeros(num_tokens, rows.shape[-1])
-        return whole.index_copy_(0, self.kept, rows[: len(self.kept)])
-
-    def _with_known_ends(self, input_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        """The tokens of a draft's pass, of which it embeds the last of each gap itself: id 0 for one of an image.
-
-        At the end of a prefill chunk SGLang takes the sampled token for one of an image.
-        """
-        ends = self.wide.places + self.wide.lens - 1
-        last = input_ids[ends]
-        return input_ids.index_copy(0, ends, last.where(last < vocab_size, 0))
 
     def _narrow_fields(self, fb: ForwardBatch) -> dict[str, Any]:
         owners = torch.tensor(self.owners, dtype=torch.int64)
@@ -160,10 +141,6 @@ class GapBatch:
             whole = getattr(fb, name)
             if whole is not None:
                 fields[name] = [whole[i] for i in self.owners]
-        if getattr(fb.spec_info, "dsa_seed_topk_select", None) is not None:
-            # A draft passes on its indexer's choice for each request's last token, found by that token's place.
-            fields["spec_info"] = copy.copy(fb.spec_info)
-            fields["spec_info"].dsa_seed_topk_select = self.wide.computed_lens.cumsum(0) - 1
         if fb.global_num_token_non_padded is not None:
             fields["global_num_token_non_padded"] = torch.full_like(fb.global_num_token_non_padded, total)
         return fields

@@ -48,7 +48,7 @@ def test_a_fault_before_the_drafts_pass_computes_both_whole(
 
     def arm() -> None:
         if stage is Fallback.FAULT_SPLICE:
-            monkeypatch.setattr(pair.path._draft_splicers[-1], "splice", fail)
+            monkeypatch.setattr(pair.path.drafts.splicers[-1], "splice", fail)
         else:
             monkeypatch.setattr(pair.target, "compute", half(pair.target.compute))
 

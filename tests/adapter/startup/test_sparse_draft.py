@@ -51,7 +51,7 @@ class Pair:
         view = view_pool(worker.draft_runner.token_to_kv_pool)
         geometry = read_geometry(worker.draft_runner.model, max_shift=8_192)
         self.draft = Draft(worker, worker.draft_runner, Splicer(view, geometry))
-        self.path._draft_splicers = [self.draft.splicer]
+        self.path.drafts.splicers = [self.draft.splicer]
         self.row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
         draw = torch.Generator().manual_seed(3)
         self.tokens = torch.randint(1_000, 40_000, (NUM_TOKENS,), generator=draw)
@@ -100,7 +100,7 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
         full, right = pair.prefill(here, 0)
         found["elsewhere"] = {"overlap": overlaps(elsewhere, right)[0], "kl": divergence(full, other)}
         for name, shift, moves in ways_of(splicer):
-            pair.path._draft_splicers = [moves]
+            pair.path.drafts.splicers = [moves]
             for each in (view, pair.path.splicer.view):
                 each.fill(written, 0xFF)
             source = there if shift else here
