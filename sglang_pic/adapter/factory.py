@@ -42,6 +42,7 @@ from sglang_pic.adapter.sglang.hooks import apply_hooks
 from sglang_pic.adapter.sglang.seams import BuildContext
 from sglang_pic.adapter.startup.calibration import read_costs
 from sglang_pic.adapter.startup.certified import certify
+from sglang_pic.adapter.startup.draft_check import check_drafts
 from sglang_pic.adapter.startup.live_model import read_live_model
 from sglang_pic.adapter.startup.row_check import check_live_rows
 from sglang_pic.adapter.startup.self_test import check_answers
@@ -112,7 +113,8 @@ def _make_parts(ctx: BuildContext, config: PicConfig, labels: Mapping[str, str] 
     path.install()
     apply_hooks()
     with on_forward_stream(live.runner):
-        check_live_rows(ctx, live)
+        check_live_rows(ctx, live.runner, live.splicer)
+        check_drafts(ctx, live.drafts)
         cost = read_costs(ctx, config, live)
     load_loops()  # No request waits for the compiler.
     keep_rows(live.splicer.view)

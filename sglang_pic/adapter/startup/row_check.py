@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -21,10 +21,9 @@ from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.serve.forward import attach_gap_batch
-from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import BuildContext, ForwardBatch, ModelRunner, TpGroup
-from sglang_pic.adapter.startup.live_model import LiveModel
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.core import Path, Plan, Run
 from sglang_pic.runtime.checks.gap_rows import GapErrors, GapRows, judge_gaps, measure_gaps, read_rows
@@ -32,9 +31,6 @@ from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_sh
 from sglang_pic.runtime.splice import Splicer
 
 logger = logging.getLogger(__name__)
-
-DraftInput: TypeAlias = Callable[[torch.Tensor], Any]
-"""`draft_input(tokens)`: the `spec_info` of a batch of a draft model."""
 
 _NUM_TOKENS: Final = 32
 # [0, 6) gap | [6, 14) run | [14, 17) gap | [17, 27) run | [27, 32) gap
@@ -47,7 +43,7 @@ def check_rows(
     max_sequences: int,
     tp_group: TpGroup | None,
     *,
-    draft_input: DraftInput | None = None,
+    make: MakeBench | None = None,
 ) -> tuple[RowErrors, GapErrors]:
     """Compare moved rows with rows that the live model computes; all ranks of `tp_group` must call this together.
 
@@ -59,7 +55,7 @@ def check_rows(
             rotated.
         max_sequences: most sequences of one batch, 2 or more.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
-        draft_input: for a draft model.
+        make: makes the `Bench`, if the model's passes are not those of `Bench`.
 
     Raises:
         ContractError: keys are not rotated as read from the model, or the forward pass does not execute splices.
@@ -72,7 +68,7 @@ def check_rows(
     tokens, wrong = (different_tokens(runner, _NUM_TOKENS, view.device, first=first) for first in (13, 14))
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
     with borrow_slots(view, 3, _NUM_TOKENS, row) as slots, torch.no_grad():
-        bench = _Bench(runner, splicer, row, RowSlots(*slots), tokens, draft_input)
+        bench = (make or Bench)(runner, splicer, row, RowSlots(*slots), tokens)
         errors = measure_rows(splicer, bench.compute, bench.slots, shifts)
         moved = judge_rows(agree_on_largest(errors, tp_group), view, shifts)
         splicer.hold(moved.unrotated_layers)
@@ -81,25 +77,18 @@ def check_rows(
     return moved, gaps
 
 
-def check_live_rows(ctx: BuildContext, live: LiveModel) -> None:
-    """`check_rows` of the model and of its drafts; logs the differences."""
-    _check_and_log(ctx, live.runner, live.splicer)
-    for draft in live.drafts:
-        with draft.serving():
-            _check_and_log(ctx, draft.runner, draft.splicer, draft.spec_info)
-
-
-def _check_and_log(
-    ctx: BuildContext, runner: ModelRunner, splicer: Splicer, draft_input: DraftInput | None = None
+def check_live_rows(
+    ctx: BuildContext, runner: ModelRunner, splicer: Splicer, *, model: str = "model", make: MakeBench | None = None
 ) -> None:
+    """`check_rows` of a model; logs the differences."""
     view, started_at = splicer.view, time.perf_counter()
-    rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group, draft_input=draft_input)
+    rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group, make=make)
     logger.info(
         "sglang_pic: %s, %s pool, %d layers: moved rows differ from computed ones by a relative L2 of %.1e (keys "
         "of the first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows); rows of a gap "
         "batch by %.1e (first layer), and rows after a splice by %.3f of what a wrong splice changes; checked in %.0f "
         "ms",
-        "model" if draft_input is None else "draft model",
+        model,
         view.kind.value,
         view.num_layers,
         rows.first_keys,
@@ -127,7 +116,7 @@ def _check_and_log(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Bench:
+class Bench:
     """The live model, the page-table row and slots to write, and the tokens to compute."""
 
     runner: ModelRunner
@@ -135,11 +124,10 @@ class _Bench:
     row: torch.Tensor
     slots: RowSlots
     tokens: torch.Tensor
-    draft_input: DraftInput | None
 
     def compute(self, written: torch.Tensor, position: int) -> None:
         """Write the rows of the tokens, the first one at `position`."""
-        self._logits(self._batch(self.tokens, written, position))
+        self._logits(self.batch(self.tokens, written, position))
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
         """`[1, vocab_size]` float64."""
@@ -151,9 +139,9 @@ class _Bench:
         given = self.tokens.clone()
         for start, end in spans:
             given[start:end] = wrong[start:end]
-        full = self._logits(self._batch(self.tokens, here, 0))
+        full = self._logits(self.batch(self.tokens, here, 0))
         self.compute(there, position)
-        misled_logits = self._logits(self._batch(given, written, 0))
+        misled_logits = self._logits(self.batch(given, written, 0))
         misled = read_rows(view, written)
         # NaN in every dtype: a row that neither splice nor pass writes shows in all later rows.
         view.fill(written, 0xFF)
@@ -165,22 +153,23 @@ class _Bench:
         pending = PendingSplice.on_device(
             Plan(prefix_len=0, end=_NUM_TOKENS, runs=runs), [there[a:b] for a, b in spans]
         )
-        batch = self._batch(given, written, 0)
+        batch = self.batch(given, written, 0)
         gap = build_gap_batch([pending], [0], [_NUM_TOKENS], [_NUM_TOKENS], [self.row], view.device)
-        if self.draft_input is not None:
-            self.splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
-            info = batch.spec_info = self.draft_input(given)
-            # The target's gap batch gives hidden states for computed tokens only.
-            info.hidden_states = None if info.hidden_states is None else info.hidden_states[gap.kept]
-        attach_gap_batch(batch, gap, of_draft=self.draft_input is not None)
+        self.attach(batch, gap)
         answers = GapRows(full, self._logits(batch), misled_logits)
         rows = zip(read_rows(view, here), read_rows(view, written), misled, strict=True)
         behind = [at for at in range(spans[0][1], _NUM_TOKENS) if not any(start <= at < end for start, end in spans)]
         return measure_gaps([GapRows(*layer) for layer in rows], behind, answers)
 
-    def _batch(self, tokens: torch.Tensor, written: torch.Tensor, position: int) -> ForwardBatch:
+    def batch(self, tokens: torch.Tensor, written: torch.Tensor, position: int) -> ForwardBatch:
+        """A batch of one sequence that writes the rows of `tokens`, the first one at `position`."""
         self.row[:_NUM_TOKENS] = written.to(self.row.dtype)
-        batch = trial_batch(self.runner, [_NUM_TOKENS], first_position=position, input_ids=tokens, slots=written)
-        if self.draft_input is not None:
-            batch.spec_info = self.draft_input(tokens)
-        return batch
+        return trial_batch(self.runner, [_NUM_TOKENS], first_position=position, input_ids=tokens, slots=written)
+
+    def attach(self, batch: ForwardBatch, gap: GapBatch) -> None:
+        """Have the next pass over `batch` copy rows and compute the gaps."""
+        attach_gap_batch(batch, gap)
+
+
+MakeBench: TypeAlias = Callable[[ModelRunner, Splicer, torch.Tensor, RowSlots, torch.Tensor], Bench]
+"""A class like `Bench`."""

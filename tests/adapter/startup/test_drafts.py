@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.startup import draft_workers
+from sglang_pic.adapter.startup.draft_check import DraftBench
 from sglang_pic.adapter.startup.drafts import named, read_drafts
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
@@ -81,7 +83,7 @@ def test_start_up_checks_the_rows_of_the_draft(reads_hidden_states: bool, monkey
         return SimpleNamespace(hidden_states=runner.embedding[tokens % 97].flatten(1) if reads_hidden_states else None)
 
     def check() -> tuple[float, float]:
-        rows, gaps = check_rows(runner, runner.splicer(), 48, None, draft_input=given)  # type: ignore[arg-type]
+        rows, gaps = check_rows(runner, runner.splicer(), 48, None, make=partial(DraftBench, spec_info=given))  # type: ignore[arg-type]
         return rows.keys, gaps.unread
 
     keys, unread = check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -21,6 +22,7 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forw
 from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.startup.draft_check import DraftBench
 from sglang_pic.adapter.startup.drafts import Draft
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime import read_geometry, view_pool
@@ -93,7 +95,8 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
     pair = Pair(runner)
     splicer, view = pair.draft.splicer, pair.draft.splicer.view
     with pair.draft.serving():
-        errors, gaps = check_rows(pair.draft.runner, splicer, 64, None, draft_input=pair.draft.spec_info)
+        make = partial(DraftBench, spec_info=pair.draft.spec_info)
+        errors, gaps = check_rows(pair.draft.runner, splicer, 64, None, make=make)
     found: dict[str, Any] = {"start-up": dataclasses.asdict(errors) | gaps._asdict(), "layers": len(view.index)}
     with borrow_slots(view, 3, NUM_TOKENS, pair.row) as (here, there, written), torch.no_grad():
         other, elsewhere = pair.prefill(there, SHIFT)
