@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from sglang_pic.adapter.probe.window_slots import least_num_slots, map_windows
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.views import PoolView
 
@@ -29,7 +30,7 @@ def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tens
         PoolTooSmallError: the pool has too few slots; nothing was written.
     """
     stride = whole_pages(num_tokens, view.page_size)
-    num_slots = _num_slots(view)
+    num_slots = least_num_slots(view)
     if num_tokens > longest_borrowed(view, num_sets):
         more = "" if view.windows is None else ", and --swa-full-tokens-ratio 1"
         raise PoolTooSmallError(
@@ -52,25 +53,8 @@ def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tens
 
 def longest_borrowed(view: PoolView, num_sets: int) -> int:
     """Most tokens for which `num_sets` sets of slots can be borrowed."""
-    num_pages = _num_slots(view) // view.page_size - 1
+    num_pages = least_num_slots(view) // view.page_size - 1
     return num_pages // num_sets * view.page_size
-
-
-def _num_slots(view: PoolView) -> int:
-    return view.num_slots if view.windows is None else min(view.num_slots, view.windows.num_slots)
-
-
-@contextmanager
-def map_windows(view: PoolView, slots: torch.Tensor) -> Iterator[None]:
-    """Map free slots to those of the same numbers in the pool for windows, if there is one, within the context."""
-    if view.windows is None:
-        yield
-        return
-    view.windows.slots[slots] = slots
-    try:
-        yield
-    finally:
-        view.windows.slots[slots] = 0
 
 
 def whole_pages(num_tokens: int, page_size: int) -> int:

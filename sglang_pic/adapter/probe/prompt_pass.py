@@ -21,6 +21,7 @@ from sglang.srt.runtime_context import get_lora
 from sglang_pic.adapter.probe.borrowed_slots import whole_pages
 from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
+from sglang_pic.adapter.probe.window_slots import alloc_pages, least_room
 from sglang_pic.adapter.sglang.seams import Allocator, ModelRunner, Tree
 
 STEP_TOKENS = 256
@@ -84,7 +85,7 @@ def take_slots(tree: Tree, num_tokens: int) -> torch.Tensor | None:
     """Slots for a prompt, or `None` if evicting unused rows does not free enough."""
     allocator = tree.token_to_kv_pool_allocator
     needed = whole_pages(num_tokens, allocator.page_size)
-    if needed > _least_room(tree):
+    if needed > least_room(tree):
         return None
     evict_from_tree_cache(tree, needed)
     return alloc_anew(tree, needed)
@@ -99,20 +100,7 @@ def has_adapter(manager: Any, lora_id: str) -> bool:
 def alloc_anew(tree: Tree, num_tokens: int) -> torch.Tensor | None:
     """Slots for whole pages, without a prefix; `None` if there are not enough."""
     allocator: Any = tree.token_to_kv_pool_allocator
-    if not tree.supports_swa() or allocator.page_size == 1:
-        slots: torch.Tensor | None = allocator.alloc(num_tokens)
-        return slots
-    # With pages SGLang has no `alloc` for two pools: allocate as for a request.
-    start, end = (torch.tensor([length], dtype=torch.int64) for length in (0, num_tokens))
-    there = to_device([0, num_tokens, -1], allocator.device).split(1)
-    slots = allocator.alloc_extend(there[0], start, there[1], end, there[2], num_tokens)
+    if tree.supports_swa() and allocator.page_size > 1:
+        return alloc_pages(allocator, num_tokens)
+    slots: torch.Tensor | None = allocator.alloc(num_tokens)
     return slots
-
-
-def _least_room(tree: Tree) -> int:
-    """Slots that every pool has free or can evict."""
-    allocator: Any = tree.token_to_kv_pool_allocator
-    if not tree.supports_swa():
-        return int(allocator.available_size()) + tree.evictable_size()
-    whole = allocator.full_available_size() + tree.full_evictable_size()
-    return int(min(whole, allocator.swa_available_size() + tree.swa_evictable_size()))

@@ -9,6 +9,7 @@ from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_pic.adapter.probe.window_slots import free_slots
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import is_apart, keep_apart
 from sglang_pic.adapter.serve.stations import Stations
@@ -78,30 +79,23 @@ class PicRadixCache(UnifiedRadixCache):
 
     def evict_for_alloc(self, params: base.EvictParams, **kwargs: Any) -> base.EvictResult:
         """Evict as SGLang does; if that is not enough, features return borrowed slots and release locks."""
-        free, free_windows = self._free_slots()
+        free, free_windows = free_slots(self)
         wanted, wanted_windows = free + params.num_tokens, free_windows + params.swa_num_tokens
 
         def lacking() -> base.EvictParams | None:
-            free, free_windows = self._free_slots()
+            free, free_windows = free_slots(self)
             lacks = max(0, wanted - free), max(0, wanted_windows - free_windows)
             return base.EvictParams(num_tokens=lacks[0], swa_num_tokens=lacks[1]) if any(lacks) else None
 
         result = super().evict_for_alloc(params, **kwargs)
         while lacking() is not None:
-            before, _ = self._free_slots()
+            before, _ = free_slots(self)
             if not self.make_room():
                 break
-            result.num_tokens_evicted += self._free_slots()[0] - before
+            result.num_tokens_evicted += free_slots(self)[0] - before
             if (rest := lacking()) is not None:
                 result.num_tokens_evicted += super().evict_for_alloc(rest).num_tokens_evicted
         return result
-
-    def _free_slots(self) -> tuple[int, int]:
-        """Free slots of the pool, and of the pool for windows if there is one."""
-        allocator = self.token_to_kv_pool_allocator
-        if not self.supports_swa():
-            return allocator.available_size(), 0
-        return allocator.full_available_size(), allocator.swa_available_size()
 
     def insert(self, params: base.InsertParams) -> base.InsertResult:
         """Insert as SGLang does; records the adopted rows for `checkpoint_into_tree`."""

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from sglang.srt.runtime_context import get_schedule
 
-from sglang_pic.adapter.probe.borrowed_slots import borrow_slots, longest_borrowed, map_windows
+from sglang_pic.adapter.probe.borrowed_slots import borrow_slots, longest_borrowed
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
+from sglang_pic.adapter.probe.window_slots import map_windows
 from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice

@@ -6,7 +6,8 @@ from typing import Final
 
 import torch
 
-from sglang_pic.adapter.probe.borrowed_slots import longest_borrowed, map_windows
+from sglang_pic.adapter.probe.borrowed_slots import longest_borrowed
+from sglang_pic.adapter.probe.window_slots import map_windows
 from sglang_pic.adapter.sglang.seams import TpGroup
 from sglang_pic.adapter.startup.calibration import time_run
 from sglang_pic.runtime.fetch import Fetcher
