@@ -42,7 +42,7 @@ from sglang_pic.adapter.sglang.hooks import apply_hooks
 from sglang_pic.adapter.sglang.seams import BuildContext
 from sglang_pic.adapter.startup.calibration import read_costs
 from sglang_pic.adapter.startup.certified import certify
-from sglang_pic.adapter.startup.draft_check import check_drafts
+from sglang_pic.adapter.startup.drafts import check_drafts
 from sglang_pic.adapter.startup.live_model import read_live_model
 from sglang_pic.adapter.startup.row_check import check_live_rows
 from sglang_pic.adapter.startup.self_test import check_answers

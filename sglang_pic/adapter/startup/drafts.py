@@ -1,4 +1,4 @@
-"""The draft model of speculative decoding: finds the one that SGLang uses, and moves its rows.
+"""The draft model of speculative decoding: finds the one that SGLang uses, moves its rows, and checks them at start-up.
 
 Draft and target share slots and page tables, but each has its own KV pool. If both have a pool for sliding windows, one
 table maps a slot to its window slot for both. SGLang shifts the draft's input by one token, so a draft's row also
@@ -10,15 +10,19 @@ tokens are accepted, but never the answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from sglang_pic.adapter.sglang.seams import BuildContext, ModelRunner
+from sglang_pic.adapter.serve.forward import attach_gap_batch
+from sglang_pic.adapter.serve.gap_batch import GapBatch
+from sglang_pic.adapter.sglang.seams import BuildContext, ForwardBatch, ModelRunner
 from sglang_pic.adapter.startup.draft_workers import drafts_of
+from sglang_pic.adapter.startup.row_check import Bench, check_live_rows
 from sglang_pic.adapter.support import refused_backend
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
 from sglang_pic.runtime.live_pools import view_pool
@@ -90,6 +94,35 @@ def read_drafts(ctx: BuildContext, target: Splicer) -> list[Draft]:
     (worker,) = found
     runners = getattr(worker, "draft_runner_list", [worker.draft_runner])
     return [Draft(worker, runner, _read_splicer(ctx, runner, target)) for runner in runners]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DraftBench(Bench):
+    """`Bench` of a draft model."""
+
+    spec_info: Callable[[torch.Tensor], Any]
+    """The `spec_info` of a batch of these tokens."""
+
+    def batch(self, tokens: torch.Tensor, written: torch.Tensor, position: int) -> ForwardBatch:
+        batch = Bench.batch(self, tokens, written, position)
+        batch.spec_info = self.spec_info(tokens)
+        return batch
+
+    def attach(self, batch: ForwardBatch, gap: GapBatch) -> None:
+        """Copy the rows, which a draft's pass finds copied with the target's, and have it compute the gaps."""
+        self.splicer.splice(gap.reads.splice.src, gap.reads.splice.dst, gap.reads.splice.shifts)
+        info: Any = batch.spec_info
+        # The target's gap batch gives hidden states for computed tokens only.
+        info.hidden_states = None if info.hidden_states is None else info.hidden_states[gap.kept]
+        attach_gap_batch(batch, gap, of_draft=True)
+
+
+def check_drafts(ctx: BuildContext, drafts: Sequence[Draft]) -> None:
+    """`check_live_rows` of the drafts of a server."""
+    for draft in drafts:
+        with draft.serving():
+            make = partial(DraftBench, spec_info=draft.spec_info)
+            check_live_rows(ctx, draft.runner, draft.splicer, "draft model", make=make)
 
 
 def _prefills_as_known(worker: Any) -> bool:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ def check_rows(
     max_sequences: int,
     tp_group: TpGroup | None,
     *,
-    make: MakeBench | None = None,
+    make: Callable[..., Bench] | None = None,
 ) -> tuple[RowErrors, GapErrors]:
     """Compare moved rows with rows that the live model computes; all ranks of `tp_group` must call this together.
 
@@ -78,9 +78,13 @@ def check_rows(
 
 
 def check_live_rows(
-    ctx: BuildContext, runner: ModelRunner, splicer: Splicer, *, model: str = "model", make: MakeBench | None = None
+    ctx: BuildContext,
+    runner: ModelRunner,
+    splicer: Splicer,
+    model: str = "model",
+    make: Callable[..., Bench] | None = None,
 ) -> None:
-    """`check_rows` of a model; logs the differences."""
+    """`check_rows` of a model; logs the differences, naming `model`."""
     view, started_at = splicer.view, time.perf_counter()
     rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group, make=make)
     logger.info(
@@ -169,7 +173,3 @@ class Bench:
     def attach(self, batch: ForwardBatch, gap: GapBatch) -> None:
         """Have the next pass over `batch` copy rows and compute the gaps."""
         attach_gap_batch(batch, gap)
-
-
-MakeBench: TypeAlias = Callable[[ModelRunner, Splicer, torch.Tensor, RowSlots, torch.Tensor], Bench]
-"""A class like `Bench`."""

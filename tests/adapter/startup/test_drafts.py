@@ -13,8 +13,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.startup import draft_workers
-from sglang_pic.adapter.startup.draft_check import DraftBench
-from sglang_pic.adapter.startup.drafts import named, read_drafts
+from sglang_pic.adapter.startup.drafts import DraftBench, named, read_drafts
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from tests.helpers.builders import fail

@@ -22,8 +22,7 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forw
 from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.adapter.startup.draft_check import DraftBench
-from sglang_pic.adapter.startup.drafts import Draft
+from sglang_pic.adapter.startup.drafts import Draft, DraftBench
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
