@@ -13,25 +13,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from sglang_pic.adapter.serve.gap_batch import GapBatch
-from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, Req, RunnerOutput
+from sglang_pic.adapter.serve.gap_batch import GapBatch, Pass
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, RunnerOutput
 from sglang_pic.runtime.splice import Splicer
 
-_ATTRIBUTE = "pic_layout"
-
-
-class DraftLayout(NamedTuple):
-    """The layout of a target's pass, attached to the `spec_info` of a draft's batch."""
-
-    gap: GapBatch
-    spliced: Sequence[Req]
-    """The requests that have a splice."""
-    is_ahead: bool
-    """Whether its rows were copied before ranks exchanged how many tokens they compute."""
+_ATTRIBUTE = "pic_pass"
 
 
 class DraftPasses:
@@ -43,29 +33,29 @@ class DraftPasses:
 
     def __init__(self, splicers: Sequence[Splicer] = ()) -> None:
         self.splicers = splicers
-        self._next: DraftLayout | None = None
+        self._next: Pass | None = None
 
     def take(self, forward_batch: ForwardBatch, runner: ModelRunner) -> bool:
-        """Whether a batch is a draft's; the layout of the target's pass before it is attached then."""
-        layout, self._next = self._next, None
+        """Whether a batch is a draft's; the pass that follows the target's is attached to it then."""
+        planned, self._next = self._next, None
         if not self._are_run_by(runner):
             return False
-        if layout is not None:
-            setattr(forward_batch.spec_info, _ATTRIBUTE, layout)
+        if planned is not None:
+            setattr(forward_batch.spec_info, _ATTRIBUTE, planned)
         return True
 
-    def layout_of(self, forward_batch: ForwardBatch, runner: ModelRunner) -> DraftLayout | None:
-        """The layout that is attached to a batch; None if it is not a draft's, or is computed whole."""
+    def pass_of(self, forward_batch: ForwardBatch, runner: ModelRunner) -> Pass | None:
+        """The pass that is attached to a batch; None if it is not a draft's, or is computed whole."""
         return getattr(forward_batch.spec_info, _ATTRIBUTE, None) if self._are_run_by(runner) else None
 
-    def follow(self, layout: DraftLayout, output: RunnerOutput, num_tokens: int) -> None:
-        """Have the draft's pass follow that of the target, whose batch has `num_tokens`, by the same layout."""
-        if not self.splicers:
+    def follow(self, planned: Pass, gap: GapBatch, forward_batch: ForwardBatch, output: RunnerOutput) -> None:
+        """Have the draft's pass follow one that computed the gaps of the target's batch, by the same layout."""
+        if not self.splicers or not planned.spliced or planned.of_draft:
             return
         logits = output.logits_output
         if logits.mm_input_embeds is not None:
-            logits.mm_input_embeds = _widen(logits.mm_input_embeds, layout.gap, num_tokens)
-        self._next = layout
+            logits.mm_input_embeds = _widen(logits.mm_input_embeds, gap, len(forward_batch.input_ids))
+        self._next = planned._replace(observers=(), of_draft=True)
 
     def _are_run_by(self, runner: ModelRunner) -> bool:
         return bool(self.splicers) and runner.is_draft_worker

@@ -18,19 +18,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.gathered import set_token_counts
-from sglang_pic.adapter.serve.draft_passes import DraftLayout, DraftPasses, narrowed_fields, widen_batch
+from sglang_pic.adapter.serve.draft_passes import DraftPasses, narrowed_fields, widen_batch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Recovery
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import GapBatch, Pass, build_gap_batch
 from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
 from sglang_pic.adapter.serve.state import PendingSplice, needs_whole_batch
 from sglang_pic.adapter.sglang.hooks import hook
-from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, RunnerOutput, ScheduleBatch
 from sglang_pic.errors import ContractError
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind
@@ -44,23 +44,6 @@ SPLICE_SECONDS: Final = Metric(
     buckets=(1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0),
 )
 METRICS: Final = (SPLICE_SECONDS,)
-
-
-class _Pass(NamedTuple):
-    """Attached to a `ForwardBatch` between the two hooks."""
-
-    gap: GapBatch | None
-    observers: Sequence[Callable[[RunnerOutput], None]] = ()
-    spliced: Sequence[Req] = ()
-    """The requests that have a splice."""
-    is_ahead: bool = False
-    """Whether `splice_ahead` has copied the rows and returned the gaps' tokens to the other ranks."""
-    replays: bool = False
-    """Whether this rank has voted for its captured graph."""
-    of_draft: bool = False
-    """Whether this is the draft model's pass, whose rows are already copied."""
-    is_trial: bool = False
-    """Whether this is a pass of start-up: its copies are not counted, and exceptions are raised."""
 
 
 class ForwardPath:
@@ -87,7 +70,7 @@ class ForwardPath:
         self.drafts = DraftPasses(draft_splicers)
         # Not an attribute of the batch: SGLang's runner rebuilds the batch for layers and logits.
         self._running: GapBatch | None = None
-        self._ahead: tuple[ScheduleBatch, _Pass] | None = None
+        self._ahead: tuple[ScheduleBatch, Pass] | None = None
 
     def install(self) -> None:
         """Register the hooks; SGLang applies them when its registry is applied."""
@@ -136,7 +119,7 @@ class ForwardPath:
         self._ahead = batch, planned._replace(is_ahead=True, replays=replays)
         return sum(gap.computed_lens)
 
-    def ahead(self, batch: ScheduleBatch) -> _Pass | None:
+    def ahead(self, batch: ScheduleBatch) -> Pass | None:
         """The pass that `splice_ahead` prepared for this batch, if it did."""
         return self._ahead[1] if self._ahead is not None and self._ahead[0] is batch else None
 
@@ -146,7 +129,7 @@ class ForwardPath:
         is_latent = self.splicer.view.kind is PoolKind.MLA
         return not has_media and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
 
-    def _take_plans(self, batch: ScheduleBatch, model_runner: ModelRunner) -> _Pass:
+    def _take_plans(self, batch: ScheduleBatch, model_runner: ModelRunner) -> Pass:
         """Take the plans of a batch's requests, and lay out their gap batch if there are any."""
         plans = [req.pic.take_plan() for req in batch.reqs]
         spliced = [req for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
@@ -157,8 +140,8 @@ class ForwardPath:
             for plan in plans:
                 if plan is not None:
                     plan.locks.close()
-            self._give_up(_Pass(None, spliced=spliced), Fallback.FAULT_GAPS, error)
-        return _Pass(gap, spliced=spliced)
+            self._give_up(Pass(None, spliced=spliced), Fallback.FAULT_GAPS, error)
+        return Pass(gap, spliced=spliced)
 
     def lay_out(
         self, plans: Sequence[PendingSplice | None], batch: ScheduleBatch, model_runner: ModelRunner
@@ -174,11 +157,11 @@ class ForwardPath:
     def _forward(
         self, original: Callable[..., RunnerOutput], runner: ModelRunner, batch: ForwardBatch, *args: Any, **kwargs: Any
     ) -> RunnerOutput:
-        planned: _Pass | None = getattr(batch, _ATTRIBUTE, None)
+        planned: Pass | None = getattr(batch, _ATTRIBUTE, None)
         if planned is not None:
             delattr(batch, _ATTRIBUTE)
-        elif (layout := self.drafts.layout_of(batch, runner)) is not None:
-            planned = _Pass(layout.gap, spliced=layout.spliced, is_ahead=layout.is_ahead, of_draft=True)
+        else:
+            planned = self.drafts.pass_of(batch, runner)
         if planned is None:
             return original(runner, batch, *args, **kwargs)
         compute = partial(original, runner, batch, *args, **kwargs)
@@ -192,7 +175,7 @@ class ForwardPath:
         compute: Callable[[], RunnerOutput],
         runner: ModelRunner,
         batch: ForwardBatch,
-        planned: _Pass,
+        planned: Pass,
         gap: GapBatch,
     ) -> RunnerOutput:
         """Copy the rows and compute the gaps; after a fault restore the whole batch and compute it."""
@@ -212,9 +195,7 @@ class ForwardPath:
                 stack.callback(setattr, self, "_running", None)
                 in_pass = True
                 output = compute()
-            if planned.spliced and not planned.of_draft:
-                layout = DraftLayout(gap, planned.spliced, planned.is_ahead)
-                self.drafts.follow(layout, output, len(batch.input_ids))
+            self.drafts.follow(planned, gap, batch, output)
             return output
         except Exception as error:
             gap.locks.close()
@@ -228,7 +209,7 @@ class ForwardPath:
             runner.lora_manager.prepare_lora_batch(batch)
         return compute()
 
-    def _give_up(self, planned: _Pass, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
+    def _give_up(self, planned: Pass, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
         if planned.is_trial:
             raise error
         self._recovery.recover(planned.spliced, reason, error, is_admitted=not planned.of_draft, in_pass=in_pass)
@@ -271,4 +252,4 @@ def attach_gap_batch(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bo
     A draft model's rows must be copied already.
     """
     set_token_counts(forward_batch, sum(gap.computed_lens))
-    setattr(forward_batch, _ATTRIBUTE, _Pass(gap, of_draft=of_draft, is_trial=True))
+    setattr(forward_batch, _ATTRIBUTE, Pass(gap, of_draft=of_draft, is_trial=True))

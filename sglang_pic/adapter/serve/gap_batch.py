@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -27,7 +27,7 @@ import torch
 from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.serve.rows import ON_DEVICE, Placed, Reads
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner
+from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, Req, RunnerOutput
 
 _C = TypeVar("_C")
 
@@ -144,6 +144,23 @@ class GapBatch:
         if fb.global_num_token_non_padded is not None:
             fields["global_num_token_non_padded"] = torch.full_like(fb.global_num_token_non_padded, total)
         return fields
+
+
+class Pass(NamedTuple):
+    """Attached to a `ForwardBatch` between the two hooks."""
+
+    gap: GapBatch | None
+    observers: Sequence[Callable[[RunnerOutput], None]] = ()
+    spliced: Sequence[Req] = ()
+    """The requests that have a splice."""
+    is_ahead: bool = False
+    """Whether `splice_ahead` has copied the rows and returned the gaps' tokens to the other ranks."""
+    replays: bool = False
+    """Whether this rank has voted for its captured graph."""
+    of_draft: bool = False
+    """Whether this is the draft model's pass, whose rows are already copied."""
+    is_trial: bool = False
+    """Whether this is a pass of start-up: its copies are not counted, and exceptions are raised."""
 
 
 def _note_prompt_ends(forward_batch: ForwardBatch, model_runner: ModelRunner) -> None:

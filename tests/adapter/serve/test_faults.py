@@ -300,7 +300,7 @@ def test_a_layout_that_fails_gives_the_donors_back(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("no_groups")
 def test_a_fault_while_the_server_starts_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Pair(num_heads=0)
-    monkeypatch.setattr(forward._Pass, "is_trial", True)
+    monkeypatch.setattr(forward.Pass, "is_trial", True)
     with pytest.raises(Broken):
         made.spliced(lambda: monkeypatch.setattr(Splicer, "splice", fail))
     assert made.released == ["donors"]
