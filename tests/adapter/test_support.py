@@ -214,11 +214,12 @@ ELSEWHERE = {
     "adapter/support.py": "the table of refusals",
     "runtime/checks/gap_rows.py": "rows of the live model",
     "runtime/checks/moved_rows.py": "rows of the live model",
+    "runtime/fetch.py": "whether the live host pool has a kernel",
     "runtime/host_rows.py": "the live host pool, by KNOWN_HOST_POOLS and LAYOUTS",
     "runtime/index_keys.py": "the live pools of index keys",
     "runtime/live_pools.py": "the live KV pool, by its class",
     "runtime/rope.py": "the live rotary modules, by KNOWN_EMBEDDINGS and its neighbours; doctor asks for lengths",
-    "runtime/splice.py": "whether the live pools and rotations fit, and have a kernel",
+    "runtime/splice.py": "whether the live pools and rotations fit",
     "runtime/views.py": "the live KV pool, by KNOWN_POOLS, REFUSED_POOLS and PLAIN_LAYOUT",
     "runtime/window_pool.py": "the live pool for windows",
 }

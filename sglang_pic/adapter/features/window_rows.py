@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -46,18 +46,6 @@ class WindowsOnHost(NamedTuple):
     end: int
     slots: torch.Tensor
     """Slots of the host's pool for windows, int64, in host memory."""
-
-    def num_within(self, start: int, end: int) -> int:
-        """How many of the rows are in `[start, end)`."""
-        return max(0, min(end, self.end) - max(start, self.start))
-
-
-@dataclass(frozen=True, slots=True)
-class FoundWindows(Found):
-    """The rows of a matched path, some of whose window rows are on the host."""
-
-    windows: Sequence[WindowsOnHost] = ()
-    """Window rows that are on the host alone, also where other rows are on the device; ascending."""
 
 
 def keep_rows(view: PoolView) -> None:
@@ -93,23 +81,23 @@ class WindowTier(RowTier):
         found = self._others.find(tree, key, match)
         # Window rows that left the device.
         holes: Sequence[Span] = self._tree.tree_core.swa_tombstone_ranges(key, 0, found.num_rows)
-        windows, nodes = list[WindowsOnHost](), list[Any]()
-        if holes and self._others.has_host:
-            windows, nodes = self._on_host(match.best_match_node, holes)
-            holes = subtract_spans(holes, [(each.start, each.end) for each in windows])
-        return FoundWindows(found.node, found.num_rows, found.slots, [*found.nodes, *nodes], holes, windows)
+        if not (holes and self._others.has_host):
+            return replace(found, holes=holes)
+        windows, nodes = self._on_host(match.best_match_node, holes)
+        holes = subtract_spans(holes, [(each.start, each.end) for each in windows])
+        return replace(found, nodes=[*found.nodes, *nodes], holes=holes, windows=windows)
 
     def lock(self, found: Found, locks: ExitStack) -> None:
         self._others.lock(found, locks)
 
     def num_to_fetch(self, found: Found, start: int, end: int) -> int:
         """How many rows of a span are on the host, or their window rows."""
-        windows = sum(each.num_within(start, end) for each in _windows_of(found))
-        return max(windows, self._others.num_to_fetch(found, start, end))
+        num_windows = sum(max(0, min(end, each.end) - max(start, each.start)) for each in found.windows)
+        return max(num_windows, self._others.num_to_fetch(found, start, end))
 
     def pieces(self, found: Found, run: Run, shift: int, here: torch.Tensor, locks: ExitStack) -> list[Piece]:
         whole = self._others.pieces(found, run, shift, here, locks)
-        return [part for piece in whole for part in self._cut(piece, _windows_of(found), locks)]
+        return [part for piece in whole for part in self._cut(piece, found.windows, locks)]
 
     def _cut(self, piece: Piece, there: Sequence[WindowsOnHost], locks: ExitStack) -> Iterator[Piece]:
         """The parts of a piece, cut where its window rows are on the host; those on the device are locked."""
@@ -165,10 +153,6 @@ class WindowTier(RowTier):
                 for info, part in zip(of_load, slots, strict=True)
             }
         return sorted(found.values(), key=lambda part: part.start), [*found]
-
-
-def _windows_of(found: Found) -> Sequence[WindowsOnHost]:
-    return found.windows if isinstance(found, FoundWindows) else ()
 
 
 def lock_windows(tree: Tree, node: Any, start: int, end: int, locks: ExitStack) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sglang_pic.runtime.splice import Splicer
 
 
-_NO_SLOTS: Final = torch.empty(0, dtype=torch.int64)
+NO_SLOTS: Final = torch.empty(0, dtype=torch.int64)
 
 
 class Place(IntEnum):
@@ -101,12 +101,14 @@ class Found:
     """The tree's node at the end of the rows on the device."""
     num_rows: int
     """How many leading tokens have rows."""
-    slots: torch.Tensor = _NO_SLOTS
+    slots: torch.Tensor = NO_SLOTS
     """Host slots of those that are not on the device, int64, in host memory."""
     nodes: Sequence[Any] = ()
     """The tree's nodes of all rows on the host."""
     holes: Sequence[Span] = ()
     """Spans of which some layers have no rows, ascending."""
+    windows: Sequence[Any] = ()
+    """Window rows that are on the host alone, also where other rows are on the device; ascending, by `WindowTier`."""
 
 
 def on_device(tree: Tree, node: Any) -> Found:

@@ -84,7 +84,7 @@ def test_every_pass_of_start_up_runs_on_the_forward_stream(monkeypatch: pytest.M
         device.run("calibration")()
         return costs
 
-    names = ("ForwardPath", "Planning", "ContentIndex", "WindowTier", "create_unified_radix_cache")
+    names = ("ForwardPath", "Planning", "ContentIndex", "create_unified_radix_cache")
     for module, stubs in {
         factory: {
             "load_config": lambda: PicConfig(audit_rate=0),

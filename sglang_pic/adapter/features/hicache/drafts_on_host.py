@@ -53,13 +53,14 @@ class DraftsOnHost:
         drafts: of the server.
         params: SGLang's parameters of the tree, with the draft pools that are packed and those with own host pools.
         group: the host pools of the tree.
+        fetchers: gets those of the drafts.
 
     Raises:
         UnsupportedError: the host does not keep a draft's rows, or they cannot be read there.
     """
 
-    def __init__(self, drafts: Sequence[Draft], params: Any, group: Any) -> None:
-        self._group, self._awaited, self._bound = group, list[Draft](), list[Fetcher]()
+    def __init__(self, drafts: Sequence[Draft], params: Any, group: Any, fetchers: list[Fetcher]) -> None:
+        self._group, self._awaited, self._fetchers = group, list[Draft](), fetchers
         packed = params.mtp_draft_device_pools
         for draft in drafts:
             pool = draft.runner.token_to_kv_pool
@@ -72,12 +73,6 @@ class DraftsOnHost:
                     self._awaited.append(draft)
                 else:
                     raise UnsupportedError(OTHER_HEADS.line("a head's rows on the host"))
-
-    @property
-    def fetchers(self) -> Sequence[Fetcher]:
-        """Copy the drafts' rows from the host."""
-        assert not self._awaited, "SGLang registers all host pools before it serves"
-        return self._bound
 
     def bind_registered(self) -> int:
         """Bind the draft with its own host pools if SGLang has registered all of them.
@@ -112,10 +107,10 @@ class DraftsOnHost:
             sum(bool(getattr(each, part).layer_num) for each in before) for part in ("full_kv_pool", "swa_kv_pool")
         )
         pools = self._group.get_pool(PoolName.KV), self._group.get_pool(PoolName.SWA)
-        self._bound.append(Fetcher(draft.splicer, view_window_host_pools(*pools, view, packed_at=(whole, window))))
+        self._fetchers.append(Fetcher(draft.splicer, view_window_host_pools(*pools, view, packed_at=(whole, window))))
 
     def _bind(self, draft: Draft, rows: Any, index: Any, *, packed_at: int | None = None) -> None:
         view = draft.splicer.view
         index_pool = self._group.get_pool(index) if view.index else None
         host = view_host_pool(self._group.get_pool(rows), view, index_pool, packed_at=packed_at)
-        self._bound.append(Fetcher(draft.splicer, host))
+        self._fetchers.append(Fetcher(draft.splicer, host))

@@ -11,12 +11,11 @@ acknowledgement to the controller's queue, as SGLang's own loads do, and all ran
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,19 +23,23 @@ import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
-from sglang_pic.adapter.features.hicache.fetch_cost import calibrate_fetch
 from sglang_pic.adapter.features.parts import Parts
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.borrowed_slots import longest_borrowed
 from sglang_pic.adapter.probe.extend import on_forward_stream
+from sglang_pic.adapter.probe.window_slots import map_windows
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.feature import Feature
-from sglang_pic.adapter.serve.rows import Found, Piece, Place, Placed, Reads, RowTier, Splice, on_device
-from sglang_pic.adapter.sglang.seams import BuildContext, Tree
+from sglang_pic.adapter.serve.rows import NO_SLOTS, Found, Piece, Place, Placed, Reads, RowTier, Splice, on_device
+from sglang_pic.adapter.sglang.seams import BuildContext, TpGroup, Tree
+from sglang_pic.adapter.startup.calibration import time_run
 from sglang_pic.core import CostModel, Run, Tokens, as_tokens
 from sglang_pic.runtime.fetch import Fetcher
 from sglang_pic.runtime.live_pools import view_host_pool
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.window_pool import view_window_host_pools
+
+_FETCHED_ROWS: Final = 2_048
 
 
 class BackedPath(NamedTuple):
@@ -52,27 +55,20 @@ class BackedPath(NamedTuple):
     """SGLang's key of each page."""
 
 
-class OnDevice(NamedTuple):
-    """Rows `[start, end)` of the path to a node of the tree, on the device or being loaded to it."""
-
-    node: Any
-    start: int
-    end: int
-
-
 @dataclass(slots=True, kw_only=True)
 class HostReads(Reads):
     """What a pass reads on a server with HiCache."""
 
     tier: HostTier
-    donors: Sequence[OnDevice]
-    """The rows of `splice` that are in the tree."""
+    donors: Sequence[Piece]
+    """Whose rows on the device are in the tree."""
 
     def queue(self, splicers: Sequence[Splicer], locks: ExitStack) -> None:
         device = torch.get_device_module(splicers[0].view.device)
         self.tier.wait_for_loads(device.current_stream(), self.donors)
         Reads.queue(self, splicers, locks)
         if self.fetch is not None:
+            assert len(self.tier.fetchers) == len(splicers), "SGLang registers all host pools before it serves"
             self.tier.fetch(self.fetch, locks, (device.Event(), device.Event()))
 
 
@@ -83,8 +79,8 @@ class HostTier(Feature, RowTier):
         tree: SGLang's tree, whose controller is attached.
         token_bytes: bytes of a token's rows, for SGLang's metrics of loads.
         window: window length in tokens, if windows have a pool of their own.
-        fetchers: copy the model's rows from the host.
-        drafts: likewise the rows of its drafts.
+        fetchers: copy rows of the model and of its drafts from the host.
+        drafts: their rows on the host.
         fetch_us: measured time to read a row from the host; None without the cost gate.
     """
 
@@ -102,7 +98,7 @@ class HostTier(Feature, RowTier):
         fetch_us: float | None = None,
     ) -> None:
         self._tree, self._token_bytes, self._drafts, self._fetch_us = tree, token_bytes, drafts, fetch_us
-        self._window, self._fetchers = 0 if window is None else window, fetchers
+        self._window, self.fetchers = 0 if window is None else window, fetchers
         self._held: deque[tuple[object, ExitStack]] = deque()
 
     @classmethod
@@ -125,11 +121,12 @@ class HostTier(Feature, RowTier):
             window_pool, window = group.get_pool(PoolName.SWA), tree.swa_retain_window
             token_bytes, num_slots = token_bytes + window_pool.size_per_token, min(num_slots, window_pool.size)
             host = view_window_host_pools(host_pool, window_pool, splicer.view)
-        fetcher, drafts = Fetcher(splicer, host), DraftsOnHost(parts.live.drafts, ctx.params, group)
+        fetchers = [Fetcher(splicer, host)]
+        drafts = DraftsOnHost(parts.live.drafts, ctx.params, group, fetchers)
         if parts.cost is not None:
             with on_forward_stream(ctx.tp_worker.model_runner):
-                fetch_us = calibrate_fetch(fetcher, num_slots, ctx.tp_group)
-        return cls(tree, token_bytes, window, fetchers=[fetcher], drafts=drafts, fetch_us=fetch_us)
+                fetch_us = calibrate_fetch(fetchers[0], num_slots, ctx.tp_group)
+        return cls(tree, token_bytes, window, fetchers=fetchers, drafts=drafts, fetch_us=fetch_us)
 
     def priced(self, cost: CostModel) -> CostModel:
         if self._fetch_us is None:
@@ -171,19 +168,14 @@ class HostTier(Feature, RowTier):
         return pieces
 
     def gather(self, placed: Sequence[Placed], shifts: torch.Tensor) -> HostReads:
-        places = [piece.place for piece, _ in placed]
-        whole_here, here = bisect_right(places, Place.DEVICE), bisect_right(places, Place.WINDOWS_ON_HOST)
-        num_whole_here, num_here = (sum(len(dst) for _, dst in placed[:part]) for part in (whole_here, here))
-        donors = [
-            OnDevice(piece.node, piece.start - piece.run.shift, piece.end - piece.run.shift)
-            for piece, _ in placed[:here]
-            if piece.node is not None
-        ]
-        reads = HostReads(super().gather(placed[:here], shifts[:num_here]).splice, tier=self, donors=donors)
-        if whole_here < len(placed):
-            slots = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.slots for piece, _ in placed[here:])])
-            dst = torch.cat([dst for _, dst in placed[whole_here:]]).to(torch.int64)
-            reads.fetch = Splice(slots, dst, shifts[num_whole_here:])
+        here, there = ([each for each in placed if each[0].place is not other] for other in (Place.HOST, Place.DEVICE))
+        num_here, num_there = (sum(len(dst) for _, dst in part) for part in (here, there))
+        donors = [piece for piece, _ in here if piece.node is not None]
+        reads = HostReads(super().gather(here, shifts[:num_here]).splice, tier=self, donors=donors)
+        if there:
+            slots = [piece.slots for piece, _ in there if piece.place is Place.HOST]
+            dst = torch.cat([dst for _, dst in there]).to(torch.int64)
+            reads.fetch = Splice(torch.cat([NO_SLOTS, *slots]), dst, shifts[len(shifts) - num_there :])
         return reads
 
     def fetch(self, fetch: Splice, locks: ExitStack, events: tuple[Any, Any]) -> None:
@@ -191,17 +183,19 @@ class HostTier(Feature, RowTier):
         started, finished = events
         started.record()
         try:
-            for fetcher in (*self._fetchers, *(() if self._drafts is None else self._drafts.fetchers)):
+            for fetcher in self.fetchers:
                 fetcher.fetch(fetch.src, fetch.dst, fetch.shifts, fetch.windows)
         finally:
             finished.record()
             self.hold(locks.pop_all(), len(fetch.dst), events)
 
-    def wait_for_loads(self, stream: Any, donors: Sequence[OnDevice]) -> None:
-        """Have a stream wait for loads that write the rows of donors, which are locked, on the device."""
+    def wait_for_loads(self, stream: Any, donors: Sequence[Piece]) -> None:
+        """Have a stream wait for loads that write the rows of pieces, which are locked, on the device."""
         # The tree has donors' slots before their rows are written. SGLang's passes wait for other loads layer by layer.
         acks = self._tree.cache_controller.ack_load_queue
-        read = {node for donor in donors for node in self._nodes(*donor)} if acks else set()
+        read = set[Any]()
+        for piece in donors if acks else ():
+            read |= self._nodes(piece.node, piece.start - piece.run.shift, piece.end - piece.run.shift)
         for ack in acks:
             if any(not read.isdisjoint(self._end_of(end, ack.num_tokens)) for end in ack.node_ids):
                 stream.wait_event(ack.finish_event)
@@ -272,3 +266,25 @@ class HostTier(Feature, RowTier):
         for _, locks in self._held:
             locks.pop_all()
         self._held.clear()
+
+
+def calibrate_fetch(fetcher: Fetcher, num_host_slots: int, tp_group: TpGroup | None) -> float:
+    """Microseconds to copy a row from the host, on the slowest rank.
+
+    Host and pool must have no rows yet, and the pool is left empty.
+
+    Args:
+        fetcher: copies the model's rows.
+        num_host_slots: of the host, and of its pool for windows.
+        tp_group: the ranks.
+    """
+    view = fetcher.view
+    num_rows = min(_FETCHED_ROWS, num_host_slots, longest_borrowed(view, 1))
+    host_slots = torch.arange(num_rows, dtype=torch.int64)
+    dst = host_slots.to(view.device) + view.page_size
+    shifts = torch.full_like(dst, 7)
+    with map_windows(view, dst):
+        timing = time_run(lambda: fetcher.fetch(host_slots, dst, shifts, host_slots), view.device, tp_group)
+        # What the host had there were no rows.
+        view.fill(dst, 0)
+    return timing.us / num_rows

@@ -28,11 +28,11 @@ from torch import nn
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
 from sglang_pic.adapter.features.hicache.hicache_tree import NO_STORE, HiCacheTree
-from sglang_pic.adapter.features.hicache.host_tier import HostReads, HostTier, OnDevice
+from sglang_pic.adapter.features.hicache.host_tier import HostReads, HostTier
 from sglang_pic.adapter.features.hicache.store import HiCacheStore
-from sglang_pic.adapter.features.window_rows import FoundWindows, WindowsOnHost, WindowTier
+from sglang_pic.adapter.features.window_rows import WindowsOnHost, WindowTier
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.serve.rows import Found, Place, Splice
+from sglang_pic.adapter.serve.rows import Found, Piece, Place, Splice
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import RopeGeometry, Splicer, read_geometry, view_pool
@@ -176,10 +176,11 @@ def test_rows_of_packed_drafts_are_read_behind_their_targets(kind: str, layout: 
     """Of two heads with one layer each."""
     found, host, (_, *heads) = pools(kind, 16, layout, torch.bfloat16, num_packed=2)
     params = SimpleNamespace(mtp_draft_device_pools=tuple(found[1:]), sidecar_draft_device_pools=())
-    drafts = DraftsOnHost([*map(draft_of, found[1:], heads)], params, group_of(kv=host))
+    fetchers: list[Fetcher] = []
+    DraftsOnHost([*map(draft_of, found[1:], heads)], params, group_of(kv=host), fetchers)
     slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
     back_up(found, host, host_slots, slots)
-    for head, fetcher in zip(heads, drafts.fetchers, strict=True):
+    for head, fetcher in zip(heads, fetchers, strict=True):
         assert_fetched_as_spliced(head, fetcher, host_slots, slots)
 
 
@@ -188,16 +189,15 @@ def test_rows_of_other_drafts_are_read_from_their_own_host_pool_once_it_is_there
     (pool,), host, (splicer,) = pools("mha", 16, "layer_first", torch.bfloat16)
     params = SimpleNamespace(mtp_draft_device_pools=(), sidecar_draft_device_pools=(pool,))
     group = group_of(kv=pools("mla", 16, "layer_first", torch.bfloat16)[1])
-    drafts = DraftsOnHost([draft_of(pool, splicer)], params, group)
+    fetchers: list[Fetcher] = []
+    drafts = DraftsOnHost([draft_of(pool, splicer)], params, group, fetchers)
     assert drafts.bind_registered() == 0
-    with pytest.raises(AssertionError, match="registers all host pools"):
-        drafts.fetchers  # noqa: B018
     group.add_entry(PoolEntry(PoolName.DRAFT, host, pool, lambda layer: layer))
     assert drafts.bind_registered() == host.size_per_token > 0
     assert drafts.bind_registered() == 0
     slots, host_slots = torch.arange(16, 64), host.alloc(96)[-48:]
     back_up([pool], host, host_slots, slots)
-    assert_fetched_as_spliced(splicer, *drafts.fetchers, host_slots, slots)
+    assert_fetched_as_spliced(splicer, *fetchers, host_slots, slots)
 
 
 @pytest.mark.feature("HiCache with speculative decoding")
@@ -205,7 +205,7 @@ def test_heads_whose_rows_sglang_does_not_keep_on_the_host_are_refused() -> None
     """Of heads that it does not pack it keeps the first one's."""
     params = SimpleNamespace(mtp_draft_device_pools=(), sidecar_draft_device_pools=(object(),))
     with pytest.raises(UnsupportedError, match=r"draft model of .* a head's rows on the host: SGLang keeps"):
-        DraftsOnHost([draft_of(object(), SimpleNamespace(view=SimpleNamespace(windows=None)))], params, None)  # type: ignore[arg-type]
+        DraftsOnHost([draft_of(object(), SimpleNamespace(view=SimpleNamespace(windows=None)))], params, None, [])  # type: ignore[arg-type]
 
 
 @pytest.mark.feature("HiCache with a sparse-attention indexer")
@@ -358,6 +358,12 @@ def tree_of(queue: deque[Any], *paths: tuple[int, ...]) -> Any:
     )
 
 
+def donor_at(node: int, start: int, end: int) -> Piece:
+    """A piece whose rows are `[start, end)` of the path to a node."""
+    (run,) = plan(0, 60, (start, end, 0)).runs
+    return Piece(run, start, end, 0, torch.arange(start, end), node=node)
+
+
 FETCHED = ("fetched", "fetched the draft's")
 
 
@@ -366,15 +372,14 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     seen: list[str] = []
     queue: deque[Any] = deque([SimpleNamespace(finish_event="loaded", node_ids=[2], num_tokens=10)])
     fetcher, of_draft = (SimpleNamespace(fetch=lambda *_, what=what: seen.append(what)) for what in FETCHED)
-    drafts: Any = SimpleNamespace(fetchers=[of_draft])
-    tier = HostTier(tree_of(queue, (1, 2)), token_bytes=8, fetchers=[fetcher], drafts=drafts)  # type: ignore[list-item]
+    tier = HostTier(tree_of(queue, (1, 2)), token_bytes=8, fetchers=[fetcher, of_draft])  # type: ignore[list-item]
     view, splice = SimpleNamespace(device=torch.device("cpu")), lambda *_: seen.append("spliced")
     splicer: Any = SimpleNamespace(view=view, splice=splice)
     draft: Any = SimpleNamespace(splice=lambda *_: None)
     path, locks = make_path(splicer, draft), ExitStack()
     locks.callback(seen.append, "unlocked")
     moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
-    reads = HostReads(moved, tier=tier, donors=[OnDevice(2, 5, 15)])
+    reads = HostReads(moved, tier=tier, donors=[donor_at(2, 5, 15)])
     with pytest.MonkeyPatch.context() as patch:
         stream = SimpleNamespace(wait_event=seen.append)
         patch.setattr(torch.cpu, "current_stream", lambda: stream)
@@ -404,7 +409,7 @@ def test_a_splice_waits_for_no_load_but_its_donors(donor: tuple[int, int, int], 
     queue = deque(SimpleNamespace(finish_event=name, node_ids=nodes, num_tokens=n) for name, nodes, n in loads)
     seen: list[str] = []
     tier = HostTier(tree_of(queue, (1, 2, 3), (1, 2, 4)), token_bytes=8)
-    tier.wait_for_loads(SimpleNamespace(wait_event=seen.append), [OnDevice(*donor)])
+    tier.wait_for_loads(SimpleNamespace(wait_event=seen.append), [donor_at(*donor)])
     assert "".join(seen) == waits
 
 
@@ -414,7 +419,7 @@ def test_a_load_of_window_rows_is_of_the_last_window(donor: tuple[int, int, int]
     queue: deque[Any] = deque([SimpleNamespace(finish_event="loaded", node_ids=[3], num_tokens=0)])
     seen: list[str] = []
     tier = HostTier(tree_of(queue, (1, 2, 3), (1, 4, 5)), token_bytes=8, window=12)
-    tier.wait_for_loads(SimpleNamespace(wait_event=seen.append), [OnDevice(*donor)])
+    tier.wait_for_loads(SimpleNamespace(wait_event=seen.append), [donor_at(*donor)])
     assert bool(seen) is waits
 
 
@@ -435,7 +440,7 @@ def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
     assert read(Place.HOST) == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
     ordered = sorted(pending.pieces, key=lambda piece: piece.place)
     reads = tier.gather([(piece, torch.arange(piece.start, piece.end)) for piece in ordered], torch.arange(22))
-    assert reads.donors == [OnDevice(1, 6, 9), OnDevice(1, 26, 34)]
+    assert [(each.node, each.start, each.end) for each in reads.donors] == [(1, 10, 13), (1, 30, 38)]
     assert reads.splice.src.tolist() == [6, 7, 8, *range(26, 34)]
     assert reads.splice.dst.tolist() == [10, 11, 12, *range(30, 38)]
     assert reads.fetch is not None
@@ -450,7 +455,7 @@ def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
 def test_a_run_is_cut_where_its_window_rows_lie_elsewhere() -> None:
     """Of ten tokens six are on the device, of which the third and fourth have their window rows on the host."""
     there = [WindowsOnHost(8, 10, torch.arange(72, 74)), WindowsOnHost(12, 16, torch.arange(76, 80))]
-    made, found = plan(0, 60, (10, 20, 4)), FoundWindows(2, 16, torch.arange(100, 104), windows=there)
+    made, found = plan(0, 60, (10, 20, 4)), Found(2, 16, torch.arange(100, 104), windows=there)
     tree, locked = tree_of(deque(), (1, 2)), list[int]()
     tree.supports_swa, tree.swa_retain_window, tree.lock, tree.unlock = lambda: True, 4, locked.append, None
     tier = WindowTier(tree, torch.arange(44, 60), HostTier(tree, token_bytes=8))
