@@ -36,7 +36,7 @@ from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.features.window_rows import WindowTier
 from sglang_pic.adapter.metrics import Series
-from sglang_pic.adapter.probe.prompt_pass import alloc_anew
+from sglang_pic.adapter.probe.window_slots import alloc_anew
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode

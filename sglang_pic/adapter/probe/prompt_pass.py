@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import get_lora
 from sglang_pic.adapter.probe.borrowed_slots import whole_pages
 from sglang_pic.adapter.probe.copies import to_device
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_logits
-from sglang_pic.adapter.probe.window_slots import alloc_pages, least_room
+from sglang_pic.adapter.probe.window_slots import alloc_anew, least_room
 from sglang_pic.adapter.sglang.seams import Allocator, ModelRunner, Tree
 
 STEP_TOKENS = 256
@@ -95,12 +95,3 @@ def has_adapter(manager: Any, lora_id: str) -> bool:
     """Whether an adapter is on the device; an adapter that SGLang evicted is not loaded again."""
     # NOTE: an adapter that loads beside forward passes arrives in a different round on each rank.
     return not get_lora().enable_lora_overlap_loading and lora_id in manager.memory_pool.uid_to_buffer_id
-
-
-def alloc_anew(tree: Tree, num_tokens: int) -> torch.Tensor | None:
-    """Slots for whole pages, without a prefix; `None` if there are not enough."""
-    allocator: Any = tree.token_to_kv_pool_allocator
-    if tree.supports_swa() and allocator.page_size > 1:
-        return alloc_pages(allocator, num_tokens)
-    slots: torch.Tensor | None = allocator.alloc(num_tokens)
-    return slots

@@ -1,4 +1,4 @@
-"""Slots of the pool for sliding windows, on servers whose windows have one: each token has a slot there, too."""
+"""Slots where sliding windows may have a pool of their own: a token then has a slot in both pools."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def least_room(tree: Tree) -> int:
     return min(free + tree.full_evictable_size(), free_windows + tree.swa_evictable_size())
 
 
-def alloc_pages(allocator: Any, num_tokens: int) -> torch.Tensor | None:
-    """Slots for whole pages of both pools, without a prefix; `None` if there are not enough.
-
-    With pages SGLang has no `alloc` for two pools: this allocates as for a request.
-    """
+def alloc_anew(tree: Tree, num_tokens: int) -> torch.Tensor | None:
+    """Slots for whole pages of every pool, without a prefix; `None` if there are not enough."""
+    allocator: Any = tree.token_to_kv_pool_allocator
+    if not tree.supports_swa() or allocator.page_size == 1:
+        return allocator.alloc(num_tokens)
+    # With pages SGLang has no `alloc` for two pools: allocate as for a request.
     start, end = (torch.tensor([length], dtype=torch.int64) for length in (0, num_tokens))
     there = to_device([0, num_tokens, -1], allocator.device).split(1)
-    slots: torch.Tensor | None = allocator.alloc_extend(there[0], start, there[1], end, there[2], num_tokens)
-    return slots
+    return allocator.alloc_extend(there[0], start, there[1], end, there[2], num_tokens)
