@@ -189,21 +189,11 @@ def _wrong(errors: Tensor, limits: RowLimits) -> Tensor:
 
 
 def _judge_index(errors: Tensor, rows: Tensor, view: PoolView, shifts: Sequence[int]) -> None:
-    """Refuse index keys that differ from computed ones, by the rules for other keys.
-
-    Args:
-        errors: of index keys, `[num_shifts, num_layers]`.
-        rows: of the layers' other rows, the same shape.
-        view: as in `judge_rows`, likewise `shifts`.
-
-    Raises:
-        ContractError: index keys are rotated or stored otherwise than read from the model.
-    """
+    """Refuse index keys whose `errors` beside those of the layers' other rows break the rules for other keys."""
     if view.index_dtype is None:
         return
     limits = ROW_LIMITS[view.index_dtype]
-    wrong = errors.isinf() | ((errors > limits.deeper) & (errors > _UNEXPLAINED * rows))
-    wrong[:, 0] |= errors[:, 0] > limits.first
+    wrong = _wrong(torch.stack((errors, rows), dim=-1), limits)[..., 0]
     for layer, at in wrong.T.nonzero().tolist()[:1]:
         error, limit = float(errors[at, layer]), limits.deeper if layer else limits.first
         raise ContractError(
