@@ -4,9 +4,9 @@
     prompt        [0, shared)  [field: 18:28]  [equal ...............)  run
 
 The walk begins at the run, where both sides are equal, and goes back. A difference of at most `max_field_tokens` on
-both sides, between equal flanks, is a changed field; one side may be empty, as of a correction that was added or
-removed. If only one side of a longer difference is short, a field changed beside an added or removed text. A replaced
-image is a changed field of any length. All other differences are moved or other text.
+both sides, between equal flanks, is a changed field; so is a removed text, such as a correction, and an added one of a
+quarter of that. If only one side of a longer difference is short, a field changed beside an added or removed text. A
+replaced image is a changed field of any length. All other differences are moved or other text.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
 _FLANK_TOKENS = 8
 # Equal tokens inside a difference that split it into two fields.
 _SAME_TOKENS = 4
+# A text that was only added is a field up to this part of `max_field_tokens`.
+_ADDED_PART = 4
 # How far before a difference equal text is looked for, in parts of `max_field_tokens`.
 _PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
 # Beside an added or removed text, the long side is compared over so many tokens more than the short side has.
@@ -123,7 +125,8 @@ class Aligner:
                 if short is None:
                     return self._beside(node, at, shift, shared, fields)
                 old_len, new_len = short
-            fields += self._differences(node, at - shift, old_len, at, new_len)
+            if old_len > 0 or new_len <= self._most // _ADDED_PART:
+                fields += self._differences(node, at - shift, old_len, at, new_len)
             at, shift = at - new_len, shift + old_len - new_len
 
     def _shared_len(self, node: Node) -> int:

@@ -22,10 +22,12 @@ from sglang_pic.core.spans import Span, holds, merge_spans
 from sglang_pic.core.tokens import Tokens
 
 # A field is identified by its rarest words; words with more than `_MOST_PLACES` occurrences are ignored. At most
-# `_MOST_LOOKED_FOR` words, the rarest in any text, are looked for.
+# `_MOST_LOOKED_FOR` words, the rarest in any text, are looked for. A removed text may say more than a value: all its
+# words are looked for, and the other limits are for every `_TOKENS_OF_VALUE` tokens (bench/results/study/context.md).
 _MOST_WORDS = 4
 _MOST_LOOKED_FOR = 12
 _PLACES_OF_VALUE = 6
+_TOKENS_OF_VALUE = 32
 _FEW_WORDS = 2
 _MOST_PLACES = 8
 # Words to both sides of the value that are its label, and the tokens computed from each of them on.
@@ -65,6 +67,8 @@ class _Names(NamedTuple):
     sides: tuple[list[str], list[str]]
     """Words of the old value only, and of the new value only; all words of both if these are the same."""
     label: list[str]
+    num_values: int
+    """How many values the field may hold: one for every `_TOKENS_OF_VALUE` tokens of a removed text, else 1."""
 
 
 class Mentions(NamedTuple):
@@ -114,7 +118,7 @@ def _mentions(
     names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon, is_said_otherwise: bool
 ) -> Named:
     label = sorted(place for word in _rarest(names.label, found, lexicon) for place in found[word])
-    words = _identifying(names.sides, found, lexicon)
+    words = _identifying(names, found, lexicon)
     places = {place for word in words for place in found[word]}
     everywhere: list[int] = []
     for side in names.sides:
@@ -171,29 +175,32 @@ def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -
     sides = [word for word in old if word not in new], [word for word in new if word not in old]
     first, second = sides if any(sides) else (list(old), list(new))
     label = [word for word in place.label if word not in old]
-    return _Names((_unusual(first, lexicon), _unusual(second, lexicon)), label)
+    if field.new[0] == field.new[1]:
+        return _Names((first, second), label, 1 + len(field.old) // _TOKENS_OF_VALUE)
+    return _Names((_unusual(first, lexicon), _unusual(second, lexicon)), label, 1)
 
 
 def _unusual(words: list[str], lexicon: Lexicon) -> list[str]:
     return sorted(words, key=lexicon.rank, reverse=True)[:_MOST_LOOKED_FOR]
 
 
-def _identifying(sides: tuple[list[str], list[str]], found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
+def _identifying(names: _Names, found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
     """The rarest word of each value, and further ones while all of them together have few places."""
-    ranked = [_rarest(side, found, lexicon) for side in sides]
+    num = names.num_values
+    ranked = [_rarest(side, found, lexicon, num) for side in names.sides]
     chosen = list(dict.fromkeys(word for side in ranked for word in side[:1]))
     num_places = sum(len(found[word]) for word in chosen)
-    for word in _rarest([word for side in ranked for word in side], found, lexicon):
-        if word not in chosen and num_places + len(found[word]) <= _PLACES_OF_VALUE:
+    for word in _rarest([word for side in ranked for word in side], found, lexicon, num):
+        if word not in chosen and num_places + len(found[word]) <= num * _PLACES_OF_VALUE:
             chosen.append(word)
             num_places += len(found[word])
     return chosen
 
 
-def _rarest(words: Sequence[str], found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
+def _rarest(words: Sequence[str], found: dict[str, list[int]], lexicon: Lexicon, num_values: int = 1) -> list[str]:
     """The words with the fewest places, and among equals those that are rarest in any text."""
     few = [word for word in dict.fromkeys(words) if 0 < len(found[word]) <= _MOST_PLACES]
-    return sorted(few, key=lambda word: (len(found[word]), -lexicon.rank(word)))[:_MOST_WORDS]
+    return sorted(few, key=lambda word: (len(found[word]), -lexicon.rank(word)))[: num_values * _MOST_WORDS]
 
 
 def _outside(places: list[int], spans: list[Span]) -> list[int]:
