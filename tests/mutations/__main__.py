@@ -43,7 +43,10 @@ def main() -> int:
     if args.page:
         PAGE.write_text(render(PAGE.read_text("utf8")), "utf8")
         return 0
-    mutations = [each for each in read_table()[1] if not args.invariants or each.invariant in args.invariants]
+    table = read_table()[1]
+    if unknown := {*args.invariants} - {each.invariant for each in table}:
+        parser.error(f"{unknown}: must be numbers of invariants, as {PAGE.name} lists them")
+    mutations = [each for each in table if not args.invariants or each.invariant in args.invariants]
     _load_sglang()
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         root = Path(folder)
