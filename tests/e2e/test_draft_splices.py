@@ -261,6 +261,25 @@ def test_an_image_that_is_computed_shares_a_batch_with_splices(
 
 
 @pytest.mark.slow
+@as_built_for
+@pytest.mark.feature(_WITH_MEDIA)
+def test_a_prompt_that_spliced_tokens_cut_is_finished_beside_one_that_is_computed(
+    model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A batch has two chunks of tokens at most beside such a draft. Here the first one spends little of its budget."""
+    draft, prompts = DRAFTS["qwen-vl"], [random_tokens(761, 1500), random_tokens(762, 900)]
+    with draft.serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client:
+        alone = [ask(client, prompt).ids for prompt in prompts]
+        # One call, so that they are considered in this order, whether or not in one round.
+        sampling = [greedy(_NUM_TOKENS), greedy(_NUM_TOKENS, pic={"mode": "off"})]
+        cut, computed = client.post("/generate", {"input_ids": prompts, "sampling_params": sampling})
+        assert [cut["output_ids"], computed["output_ids"]] == alone
+        assert cut["meta_info"]["cached_tokens_details"]["pic"] > 1300
+        client.flush()
+        assert client.faults() == ""
+
+
+@pytest.mark.slow
 def test_sampled_and_structured_answers_beside_a_draft_end_as_asked(
     model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -101,9 +101,10 @@ def adder(budget: int | None, cache: Any, shared: Any = None, *, running: tuple[
     return made
 
 
-def admit(extend_len: int) -> _PrefillAdmission:
+def admit(extend_len: int, *, is_chunked: bool = False) -> _PrefillAdmission:
     """SGLang's decision to admit so many tokens behind no prefix."""
-    return _PrefillAdmission(**_NO_ADMISSION | {"extend_len": extend_len, "max_new_tokens": 1})
+    decided = {"extend_len": extend_len, "max_new_tokens": 1, "is_chunked": is_chunked}
+    return _PrefillAdmission(**_NO_ADMISSION | decided)
 
 
 def select(made: Any, req: Any, *, has_chunked_req: bool = False, align: int | None = None) -> Any:

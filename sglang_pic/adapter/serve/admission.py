@@ -155,6 +155,14 @@ class PicPrefillAdder(PrefillAdder):
             req.pic.drop_plan(Fallback.BATCH)
 
     def _select_prefill_admission(self, req: Req, **options: Any) -> Any:
+        admission = self._select(req, **options)
+        # SGLang knows one unfinished request: for a second one it forgets the first, which answers to its chunk as to a
+        # whole prompt. Stock cutting leaves no budget for a second one. Ours may: it ends chunks at `rem_extend`, too.
+        is_second = options["has_chunked_req"] or self.new_chunked_req is not None
+        is_cut = not isinstance(admission, AddReqResult) and admission.is_chunked
+        return AddReqResult.OTHER if is_second and is_cut else admission
+
+    def _select(self, req: Req, **options: Any) -> Any:
         pending: PendingSplice | None = req.pic.pending
         prefix_len = req.prefix_len + options["host_hit_length"]
         if pending is not None and pending.plan.prefix_len != prefix_len:
@@ -168,8 +176,7 @@ class PicPrefillAdder(PrefillAdder):
         plan = pending.plan
         extend_len = end - plan.prefix_len
         whole = end == plan.end
-        # SGLang allows one unfinished request. Its own cutting leaves no budget for a second; ours, which returns the
-        # budget of spliced tokens, can leave less than a page.
+        # The budget of spliced tokens is returned, which can leave less than a page.
         left = min(self.rem_chunk_tokens or 0, _NO_LIMIT if self.rem_extend is None else self.rem_extend)
         if not whole and (options["has_chunked_req"] or self.new_chunked_req is not None or left < align):
             return AddReqResult.OTHER

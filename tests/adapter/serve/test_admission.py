@@ -24,7 +24,8 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if req.no_token:
             req.no_token -= 1
             return AddReqResult.NO_TOKEN
-        return admit(min(req.end, self.rem_chunk_tokens or req.end))
+        extend_len = min(req.end, self.rem_chunk_tokens or req.end)
+        return admit(extend_len, is_chunked=extend_len < req.end)
 
     monkeypatch.setattr(PrefillAdder, "_select_prefill_admission", select)
     return reached
@@ -78,6 +79,20 @@ def test_only_one_request_of_a_round_is_left_unfinished(stock: list[Any]) -> Non
     made = adder(PAGE - 5, Cache())
     made.new_chunked_req = "another"
     assert select(made, request(plan(600, (0, 592)))).extend_len == 600, "it fits whole"
+
+
+@pytest.mark.parametrize("first", ["new", "continued"])
+def test_beside_an_unfinished_request_sglang_cuts_no_second_one(stock: list[Any], first: str) -> None:
+    """The first one would be answered as if its prompt ended there.
+
+    The second one has no plan, or gives its donors back for memory.
+    """
+    for second in (request(None, end=600), request(plan(600, (0, 592)), no_token=1)):
+        made, is_continued = adder(512, Cache()), first == "continued"
+        made.new_chunked_req = None if is_continued else "another"
+        assert select(made, second, has_chunked_req=is_continued) is AddReqResult.OTHER
+        assert select(made, request(None, end=500), has_chunked_req=is_continued).extend_len == 500, "it fits whole"
+    assert select(adder(512, Cache()), request(None, end=600)).extend_len == 512, "it is the first one"
 
 
 def test_the_rest_of_a_request_that_was_cut_has_slots_whoever_comes_behind_it(admitting: None) -> None:
