@@ -111,6 +111,11 @@ def _most_lost(losses: Sequence[Json], arm: str) -> str:
     return "-" if loss is None else percent(loss["most_lost"], 1)
 
 
+def _recovery(losses: Sequence[Json], arm: str) -> str:
+    """Mean and 10th percentile of what an arm of the paired experiment recovers of the new answer."""
+    return "{:.2f}, {:.2f}".format(*_of_arm(losses, arm)["recovery"])
+
+
 def _kl_of(cells: Sequence[Json], donors: str, arm: str) -> str:
     found = [cell["kl"]["value"] for cell in cells if (cell["donors"], cell["arm"]) == (donors, arm)]
     return divergence(found[0]) if found else "-"
@@ -125,6 +130,7 @@ JINJA.filters |= {
     "num_right": lambda cell: round(cell["n"] * cell["score"]["value"]),
     "of_arm": _of_arm,
     "paired": _paired,
+    "recovery": _recovery,
     "reuse_and_loss": _reuse_and_loss,
     "same_tokens": lambda found, others: sum(a["tokens"] == b["tokens"] for a, b in zip(found, others, strict=True)),
     "speedup": lambda of: f"{times(of['ttft_speedup_p50'])} ({of['requests']})" if of["requests"] else "-",
