@@ -107,8 +107,7 @@ def _make_parts(ctx: BuildContext, config: PicConfig, labels: Mapping[str, str] 
         ranks=ranks,
         shares_passes=ranks is not ctx.tp_group,
     )
-    splicers = [draft.splicer for draft in live.drafts]
-    series = stations.series(forward.METRICS)
+    splicers, series = [draft.splicer for draft in live.drafts], stations.series(forward.METRICS)
     path = ForwardPath(live.splicer, stations.features, stations.recovery, splicers, series)
     path.install()
     apply_hooks()
@@ -127,8 +126,8 @@ def _serve(ctx: BuildContext, parts: Parts) -> None:
     """Plan with the rows that features found, test that on the live model, and hook the scheduler."""
     live, stations, config = parts.live, parts.stations, parts.stations.config
     certificate = certify(ctx, config, live.splicer, stations.labels)
-    others = next((each for each in stations.features if isinstance(each, RowTier)), ON_DEVICE)
-    tier = WindowTier.make(parts.tree, live.splicer.view, others)
+    host = next((each for each in stations.features if isinstance(each, RowTier)), ON_DEVICE)
+    tier = WindowTier.make(parts.tree, live.splicer.view, host)
     cost = None if parts.cost is None else tier.priced(parts.cost)
     planned = Planning(stations, live.limits, cost, tier)
     tested = check_answers(ctx, config, live, planned.max_gaps, stations.labels)

@@ -156,8 +156,8 @@ class PicPrefillAdder(PrefillAdder):
 
     def _select_prefill_admission(self, req: Req, **options: Any) -> Any:
         admission = self._select(req, **options)
-        # SGLang knows one unfinished request: for a second one it forgets the first, and answers what follows its chunk.
-        # Stock cutting leaves no budget for a second one. Ours may: it ends chunks at `rem_extend`, too.
+        # SGLang knows one unfinished request: for a second one it forgets the first, and answers after its chunk. Stock
+        # cutting leaves no budget for a second one. Ours may: it ends chunks at `rem_extend`, too.
         is_second = options["has_chunked_req"] or self.new_chunked_req is not None
         is_cut = not isinstance(admission, AddReqResult) and admission.is_chunked
         return AddReqResult.OTHER if is_second and is_cut else admission
