@@ -105,7 +105,7 @@ class Forward:
         self._frequencies = theta ** -(torch.arange(0, self._dim, 2, dtype=torch.float64) / self._dim)
         self._dtype = dtype
         # Products of bfloat16 are summed in float32 either way, and rounded afterwards.
-        product = min((dtype, torch.float32), key=_seconds)
+        product = dtype if dtype == torch.float32 else min((dtype, torch.float32), key=_seconds)
         weights = _weights(folder, dtype)
         self._embedding = weights["model.embed_tokens.weight"]
         self._norm = weights["model.norm.weight"]

@@ -58,6 +58,8 @@ class Piece(NamedTuple):
 
     def part(self, start: int, end: int) -> Piece:
         """The piece from `start` on and before `end`, which are positions of the prompt inside it."""
+        if (start, end) == (self.start, self.end):
+            return self
         cut = slice(start - self.start, end - self.start)
         windows = None if self.windows is None else self.windows[cut]
         return self._replace(start=start, end=end, slots=self.slots[cut], windows=windows)

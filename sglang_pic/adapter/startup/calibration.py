@@ -185,7 +185,7 @@ class _Stopwatch:
 
             def prepare(plan: Plan) -> None:
                 layout = lay_out(plan)
-                self.splicer.splice(layout.reads.splice.src, layout.reads.splice.dst, layout.reads.splice.shifts)
+                layout.reads.queue((self.splicer,), layout.locks)
                 with layout.narrowed(made, self.runner):
                     pass
 

@@ -110,7 +110,7 @@ class DraftBench(Bench):
 
     def attach(self, batch: ForwardBatch, gap: GapBatch) -> None:
         """Copy the rows, which a draft's pass finds copied with the target's, and have it compute the gaps."""
-        self.splicer.splice(gap.reads.splice.src, gap.reads.splice.dst, gap.reads.splice.shifts)
+        gap.reads.queue((self.splicer,), gap.locks)
         info: Any = batch.spec_info
         # The target's gap batch gives hidden states for computed tokens only.
         info.hidden_states = None if info.hidden_states is None else info.hidden_states[gap.kept]
