@@ -112,9 +112,11 @@ def test_a_wrong_cache_is_found_and_noise_is_not(
     check: Check, obeys_salt: bool, has_logprobs: bool, tells_cached: bool
 ) -> None:
     properties = {"obeys_salt": obeys_salt, "has_logprobs": has_logprobs, "tells_cached": tells_cached}
-    code, found = check(noise=0.02, **properties)
+    # Without logprobs one token in a hundred that flips changes every fourth answer: too much to tell by 14 prompts.
+    noise = 0.02 if has_logprobs else 0.001
+    code, found = check(noise=noise, **properties)
     assert (code, found["wrong"]) == (0, [])
-    code, found = check(noise=0.02, is_wrong=True, **properties)
+    code, found = check(noise=noise, is_wrong=True, **properties)
     assert code == 1
     # By chance a list of five tokens shows little of what changed.
     assert len(found["wrong"]) > 0.8 * (len(found["again"]) + len(found["grown"]))
