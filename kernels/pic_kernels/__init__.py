@@ -11,8 +11,7 @@ from .backend import Backend, Choice
 from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
 from .splice_index import choose_index, splice_index
-from .splice_mha import choose_mha, splice_mha
-from .splice_mla import choose_mla, splice_mla
+from .splice_rows import choose_rows, splice_rows
 
 __all__ = [
     "Backend",
@@ -21,9 +20,7 @@ __all__ = [
     "RopeParams",
     "Source",
     "choose_index",
-    "choose_mha",
-    "choose_mla",
+    "choose_rows",
     "splice_index",
-    "splice_mha",
-    "splice_mla",
+    "splice_rows",
 ]

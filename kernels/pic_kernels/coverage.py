@@ -14,25 +14,25 @@ from .layers import LayerBuffers
 from .rope_params import RopeParams
 
 
-def refusal(turned: LayerBuffers, copied: LayerBuffers | None, rope: RopeParams, offset: int) -> str:
+def refusal(keys: LayerBuffers, values: LayerBuffers | None, rope: RopeParams, offset: int) -> str:
     """Why the fused kernel does not cover these operands, in words that follow a colon; empty if it does.
 
     The kernel covers any number of heads, any head_dim and any rotary part that `operands` admits: its accesses
     narrow with them, down to one pair.
 
     Args:
-        turned: the buffers with a rotary part.
-        copied: buffers that are copied bit for bit, or None.
+        keys: rows with a rotary part.
+        values: rows that are copied bit for bit, or None.
         rope: the rotation.
         offset: first dimension of the rotary part.
     """
-    every = (turned,) if copied is None else (turned, copied)
-    if reason := _device_refusal(turned.device, tuple(each.dtype for each in every)):
+    every = (keys,) if values is None else (keys, values)
+    if reason := _device_refusal(keys.device, tuple(each.dtype for each in every)):
         return reason
     for each in every:
         if not each.is_aligned:
             return f"rows of {each.row_bytes} bytes do not start at multiples of 16 bytes in every layer"
-    dim = turned[0].shape[2]
+    dim = keys[0].shape[2]
     if not rope.is_neox_style and (offset % 2 or dim % 2):
         return f"interleaved pairs start at odd dimensions: offset {offset} in rows of {dim}"
     return ""

@@ -16,27 +16,28 @@ from .rope_params import RopeParams
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def move_rows(
-    turned: LayerBuffers,
-    copied: LayerBuffers | None,
+def splice_rows(
+    keys: LayerBuffers,
+    values: LayerBuffers | None,
     src: Tensor,
     dst: Tensor,
     shifts: Tensor,
     rope: RopeParams,
-    offset: int,
+    *,
+    rope_offset: int = 0,
     source: Source | None = None,
 ) -> None:
-    """See `dispatch.move_rows`; reads no value on the host."""
-    source = source or Source(turned, copied)
-    for buffer, held in zip(copied or (), source.copied or (), strict=True):
+    """See `pic_kernels.splice_rows`; reads no value on the host."""
+    source = source or Source(keys, values)
+    for buffer, held in zip(values or (), source.values or (), strict=True):
         word = _BITS[buffer.element_size()]
         buffer.view(word).index_copy_(0, dst, held.view(word).index_select(0, src))
     cos, sin = (table.unsqueeze(1) for table in rope.cos_sin(shifts))  # [n, 1, rotary_dim / 2]
     still = (shifts == 0).view(-1, 1, 1)
-    for buffer, held in zip(turned, source.turned, strict=True):
+    for buffer, held in zip(keys, source.keys, strict=True):
         bits = buffer.view(_BITS[buffer.element_size()])
         rows = held.view(bits.dtype).index_select(0, src)
-        part = rows.narrow(2, offset, rope.rotary_dim)
+        part = rows.narrow(2, rope_offset, rope.rotary_dim)
         result = _rotate_pairs(part.view(buffer.dtype).to(torch.float32), cos, sin, rope)
         if buffer.dtype == torch.float8_e4m3fn:
             limit = torch.finfo(buffer.dtype).max

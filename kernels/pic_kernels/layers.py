@@ -86,5 +86,5 @@ class Source(NamedTuple):
     They may be in pinned host memory while the targets are on a device.
     """
 
-    turned: LayerBuffers
-    copied: LayerBuffers | None = None
+    keys: LayerBuffers
+    values: LayerBuffers | None = None

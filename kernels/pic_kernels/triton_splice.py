@@ -1,4 +1,4 @@
-"""Both splices as one Triton launch over all layers: rotary parts are rotated, everything else is copied.
+"""`splice_rows` as one Triton launch over all layers: rotary parts are rotated, everything else is copied.
 
     row[dst[i]] = row[src[i]]        row[dst[i]][o : o + rotary_dim] = R(shifts[i]) row[src[i]][o : o + rotary_dim]
 
@@ -49,9 +49,9 @@ class Constants(NamedTuple):
     float_dtype: tl.dtype
     unit_pairs: int
     rest_unit_bytes: int
-    """Unit of the turned rows beside their rotary part."""
-    copied_row_bytes: int
-    """0 where no rows are copied along."""
+    """Unit of the keys beside their rotary part."""
+    value_row_bytes: int
+    """0 where there are no values."""
     interpreted: bool = IS_INTERPRETED
     rotary_block: int = ROTARY_BLOCK
     copy_block: int = COPY_BLOCK
@@ -60,9 +60,9 @@ class Constants(NamedTuple):
 
 @lru_cache(maxsize=64)
 def constants(
-    heads: int, dim: int, offset: int, rotary_dim: int, is_neox: bool, dtype: torch.dtype, copied_row_bytes: int = 0
+    heads: int, dim: int, offset: int, rotary_dim: int, is_neox: bool, dtype: torch.dtype, value_row_bytes: int = 0
 ) -> Constants:
-    """The constants for rows `[heads, dim]` of `dtype`, and rows of `copied_row_bytes`, a multiple of 16, beside."""
+    """The constants for rows `[heads, dim]` of `dtype`, and rows of `value_row_bytes`, a multiple of 16, beside."""
     size = dtype.itemsize
     return Constants(
         heads=heads,
@@ -73,38 +73,39 @@ def constants(
         float_dtype=FLOATS[dtype],
         unit_pairs=rotary_unit_pairs(dim, offset, rotary_dim, dtype, is_neox=is_neox),
         rest_unit_bytes=unit_bytes(dim * size, offset * size, rotary_dim * size),
-        copied_row_bytes=copied_row_bytes,
+        value_row_bytes=value_row_bytes,
     )
 
 
-def move_rows(
-    turned: LayerBuffers,
-    copied: LayerBuffers | None,
+def splice_rows(
+    keys: LayerBuffers,
+    values: LayerBuffers | None,
     src: Tensor,
     dst: Tensor,
     shifts: Tensor,
     rope: RopeParams,
-    offset: int,
+    *,
+    rope_offset: int = 0,
     source: Source | None = None,
 ) -> None:
-    """See `dispatch.move_rows`; one launch on the current stream, nothing is read back."""
-    _, heads, dim = turned[0].shape
-    copied_bytes = 0 if copied is None else copied.row_bytes
-    const = constants(heads, dim, offset, rope.rotary_dim, rope.is_neox_style, turned.dtype, copied_bytes)
-    n, layers = src.numel(), len(turned)
-    rest_bytes = turned.row_bytes // dim * (dim - const.rotary_dim)
+    """See `pic_kernels.splice_rows`; one launch on the current stream, nothing is read back."""
+    _, heads, dim = keys[0].shape
+    value_bytes = 0 if values is None else values.row_bytes
+    const = constants(heads, dim, rope_offset, rope.rotary_dim, rope.is_neox_style, keys.dtype, value_bytes)
+    n, layers = src.numel(), len(keys)
+    rest_bytes = keys.row_bytes // dim * (dim - const.rotary_dim)
     blocks = (
         num_blocks(n, heads * (const.rotary_dim // 2) // const.unit_pairs, const.rotary_block)
         + num_blocks(n, rest_bytes // const.rest_unit_bytes, const.copy_block)
-        + num_blocks(n, copied_bytes // ACCESS_BYTES, const.copy_block)
+        + num_blocks(n, value_bytes // ACCESS_BYTES, const.copy_block)
     )
-    held = source or Source(turned, copied)
+    held = source or Source(keys, values)
     with on_device(src.device):
         _splice_kernel[(blocks, -(-layers // const.layer_block))](
-            held.turned.addresses_on(turned.device),
-            (held.copied or held.turned).addresses_on(turned.device),
-            turned.addresses,
-            (copied or turned).addresses,
+            held.keys.addresses_on(keys.device),
+            (held.values or held.keys).addresses_on(keys.device),
+            keys.addresses,
+            (values or keys).addresses,
             src.contiguous(),
             dst.contiguous(),
             shifts.contiguous(),
@@ -118,10 +119,10 @@ def move_rows(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_layers"], do_not_specialize_on_alignment=["src", "dst", "shifts"])
 def _splice_kernel(
-    turned_from_table,
-    copied_from_table,
-    turned_table,
-    copied_table,
+    keys_from_table,
+    values_from_table,
+    keys_table,
+    values_table,
     src,
     dst,
     shifts,
@@ -136,13 +137,13 @@ def _splice_kernel(
     FLOAT: tl.constexpr,
     UNIT_PAIRS: tl.constexpr,
     REST_UNIT_BYTES: tl.constexpr,
-    COPIED_ROW_BYTES: tl.constexpr,
+    VALUE_ROW_BYTES: tl.constexpr,
     INTERPRETED: tl.constexpr,
     ROTARY_BLOCK: tl.constexpr,
     COPY_BLOCK: tl.constexpr,
     LAYER_BLOCK: tl.constexpr,
 ):
-    """Blocks of the first axis, for all tokens: [rotary parts | rest of the turned rows | rows copied along]."""
+    """Blocks of the first axis, for all tokens: [rotary parts | rest of the keys | values]."""
     ITEM_BYTES: tl.constexpr = FLOAT.primitive_bitwidth // 8
     ROTARY_UNITS: tl.constexpr = HEADS * (ROTARY_DIM // 2) // UNIT_PAIRS
     REST_UNITS: tl.constexpr = HEADS * (DIM - ROTARY_DIM) * ITEM_BYTES // REST_UNIT_BYTES
@@ -154,18 +155,18 @@ def _splice_kernel(
     rest = block - rotary_blocks
     if block < rotary_blocks:
         rotate_units(
-            (turned_from_table, turned_table), slots, shifts, turns, block,
+            (keys_from_table, keys_table), slots, shifts, turns, block,
             HEADS, DIM, OFFSET, ROTARY_DIM, IS_NEOX, FLOAT, UNIT_PAIRS, INTERPRETED, ROTARY_BLOCK, LAYER_BLOCK,
         )  # fmt: skip
     elif rest < rest_blocks:
         if REST_UNITS > 0:
             copy_units(
-                (turned_from_table, turned_table), slots, rest, HEADS, DIM * ITEM_BYTES, OFFSET * ITEM_BYTES,
+                (keys_from_table, keys_table), slots, rest, HEADS, DIM * ITEM_BYTES, OFFSET * ITEM_BYTES,
                 ROTARY_DIM * ITEM_BYTES,
                 REST_UNIT_BYTES, COPY_BLOCK, LAYER_BLOCK,
             )  # fmt: skip
-    elif COPIED_ROW_BYTES > 0:
+    elif VALUE_ROW_BYTES > 0:
         copy_units(
-            (copied_from_table, copied_table), slots, rest - rest_blocks, 1, COPIED_ROW_BYTES, 0, 0, 16,
+            (values_from_table, values_table), slots, rest - rest_blocks, 1, VALUE_ROW_BYTES, 0, 0, 16,
             COPY_BLOCK, LAYER_BLOCK,
         )  # fmt: skip

@@ -84,7 +84,7 @@ class IndexPages(RowGroup):
         return host.index
 
     def move(self, slots: Slots, source: Source | None = None) -> None:
-        pages = None if source is None else source.turned
+        pages = None if source is None else source.keys
         splice_index(self.keys, *slots, self._rope, is_mixed=self._is_mixed, source=pages)
 
 

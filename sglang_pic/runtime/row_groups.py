@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pic_kernels import Choice, LayerBuffers, RopeParams, Source, choose_mha, choose_mla, splice_mha, splice_mla
+from pic_kernels import Choice, LayerBuffers, RopeParams, Source, choose_rows, splice_rows
 from torch import Tensor
 
 from sglang_pic.runtime.host_rows import HostView
@@ -54,9 +54,7 @@ class RowGroup:
 
     def choice(self) -> Choice:
         """The kernel of the group."""
-        if self._values is None:
-            return choose_mla(self.keys, self._rope, rope_offset=self._rope_offset)
-        return choose_mha(self.keys, self._values, self._rope)
+        return choose_rows(self.keys, self._values, self._rope, rope_offset=self._rope_offset)
 
     def on_host(self, host: HostView) -> HostView:
         """The view of the host's rows of the group."""
@@ -74,7 +72,4 @@ class RowGroup:
 
     def move(self, slots: Slots, source: Source | None = None) -> None:
         """Queue the copy; it reads `source`, if that is given, in the place of the pool."""
-        if self._values is None:
-            splice_mla(self.keys, *slots, self._rope, rope_offset=self._rope_offset, source=source)
-        else:
-            splice_mha(self.keys, self._values, *slots, self._rope, source=source)
+        splice_rows(self.keys, self._values, *slots, self._rope, rope_offset=self._rope_offset, source=source)

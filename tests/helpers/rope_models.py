@@ -10,7 +10,7 @@ import re
 from types import SimpleNamespace
 
 import torch
-from pic_kernels import RopeParams, splice_mla
+from pic_kernels import RopeParams, splice_rows
 from pic_kernels.index_pages import PAGE_BYTES, hadamard, place, quantise, split_pages
 from pic_kernels.numerics import relative_l2
 from torch import Tensor, nn
@@ -222,6 +222,6 @@ def rotation_error(rotary: nn.Module, params: RopeParams) -> float:
     for shift in (1, 17, 1_000, -5):
         here, there = rotated(11), rotated(11 + shift)
         rows = torch.cat((here, torch.full_like(here, torch.nan)))
-        splice_mla([rows], torch.arange(4), torch.arange(4, 8), torch.full((4,), shift), params, rope_offset=0)
+        splice_rows([rows], None, torch.arange(4), torch.arange(4, 8), torch.full((4,), shift), params)
         errors.append(relative_l2(rows[4:], there))
     return max(errors)

@@ -12,7 +12,7 @@ from math import gcd
 import pytest
 import torch
 from pic_bench.gpu.kernel_pool import exact_turn
-from pic_kernels import RopeParams, splice_mha, splice_mla
+from pic_kernels import RopeParams, splice_rows
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from torch import Tensor
 
@@ -129,16 +129,13 @@ def check_splice(
 ) -> None:
     """Splice and compare with float64; bytes outside the target rows must be what they were.
 
-    With `dims` of keys and values it is `splice_mha`, with one number `splice_mla`.
+    `dims` are those of keys and values, or one number for latent rows.
     """
     buffers = make_buffers(slots, dtype, heads, dims, layers)
     before = [bits_of(buffer).clone() for buffer in buffers]
     buffers = [buffer.to(device) for buffer in buffers]
     keys, values = buffers[:layers], buffers[layers:]
-    if values:
-        splice_mha(keys, values, *slots.on(device), rope.to(device))
-    else:
-        splice_mla(keys, *slots.on(device), rope.to(device), rope_offset=rope_offset)
+    splice_rows(keys, values or None, *slots.on(device), rope.to(device), rope_offset=rope_offset)
     others = torch.ones(slots.num_slots, dtype=torch.bool)
     others[slots.dst] = False
     still = slots.shifts == 0

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from pic_kernels import Backend, Choice, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mla
+from pic_kernels import Backend, Choice, LayerBuffers, RopeParams, choose_rows, splice_rows
 from pic_kernels.backend import choose_backend
 from pic_kernels.slots import assert_slots, guard_slots
 
@@ -27,7 +27,7 @@ def _rows(dim: int = 8, *, device: str = "cpu", dtype: torch.dtype = torch.float
 
 
 def test_a_cpu_takes_eager_torch() -> None:
-    assert choose_mha(_rows(), _rows(), ROPE) == Choice(Backend.EAGER)
+    assert choose_rows(_rows(), _rows(), ROPE) == Choice(Backend.EAGER)
 
 
 def test_a_device_takes_the_fused_kernel_where_it_covers_the_operands() -> None:
@@ -38,7 +38,7 @@ def test_a_device_takes_the_fused_kernel_where_it_covers_the_operands() -> None:
 
 def test_a_device_that_is_no_nvidia_gpu_runs_in_torch_and_says_why() -> None:
     pytest.importorskip("triton")
-    backend, reason = choose_mla(_rows(device="meta"), ROPE, rope_offset=0)
+    backend, reason = choose_rows(_rows(device="meta"), None, ROPE)
     assert backend is Backend.EAGER
     assert "'meta' tensors" in reason
 
@@ -56,16 +56,16 @@ def test_a_device_that_is_no_nvidia_gpu_runs_in_torch_and_says_why() -> None:
 def test_the_gate_names_what_it_does_not_cover(rows: LayerBuffers, rope: RopeParams, offset: int, reason: str) -> None:
     pytest.importorskip("triton")
     with INTERPRETER.active(), pytest.raises(ValueError, match=reason):
-        choose_mla(rows, rope, rope_offset=offset)
+        choose_rows(rows, None, rope, rope_offset=offset)
 
 
 def test_values_are_looked_at_too_and_halves_may_start_anywhere() -> None:
     pytest.importorskip("triton")
     with INTERPRETER.active():
         with pytest.raises(ValueError, match="rows of 24 bytes"):
-            choose_mha(_rows(), _rows(6), ROPE)
-        assert choose_mla(_rows(12), PAIRED, rope_offset=2).backend is Backend.TRITON
-        assert choose_mla(_rows(12), ROPE, rope_offset=3).backend is Backend.TRITON
+            choose_rows(_rows(), _rows(6), ROPE)
+        assert choose_rows(_rows(12), None, PAIRED, rope_offset=2).backend is Backend.TRITON
+        assert choose_rows(_rows(12), None, ROPE, rope_offset=3).backend is Backend.TRITON
 
 
 def test_compiled_kernels_refuse_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_compiled_kernels_refuse_cpu_tensors(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SGLANG_PIC_KERNELS", "triton")
     one = torch.tensor([1])
     with pytest.raises(ValueError, match=r"SGLANG_PIC_KERNELS='triton'.*TRITON_INTERPRET=1"):
-        splice_mla(_rows(), one, one + 1, one, ROPE, rope_offset=0)
+        splice_rows(_rows(), None, one, one + 1, one, ROPE)
 
 
 def _ids(*slots: int) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_a_device_refuses_a_splice_of_shared_slots() -> None:
         "import torch, pic_kernels as p\n"
         "rope = p.RopeParams(torch.ones(4, device='cuda'), 8, True)\n"
         "rows, slots = [torch.zeros(8, 1, 8, device='cuda')], torch.arange(2, device='cuda')\n"
-        "p.splice_mla(rows, slots, slots + 1, slots, rope, rope_offset=0)\n"
+        "p.splice_rows(rows, None, slots, slots + 1, slots, rope)\n"
         "torch.cuda.synchronize()\n"
     )
     for switch, is_refused in (("0", False), ("1", True)):

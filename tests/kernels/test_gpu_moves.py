@@ -43,8 +43,8 @@ WRONG: dict[str, Move] = {
 @pytest.mark.parametrize("way", WRONG)
 def test_wrong_rows_do_not(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Target("triton").active():
-        move = splice.splice_mha
-        monkeypatch.setattr(splice, "splice_mha", lambda *rows, source: WRONG[way](move, *rows))
+        move = splice.splice_rows
+        monkeypatch.setattr(splice, "splice_rows", lambda *rows, **_: WRONG[way](move, *rows))
         with pytest.raises(BenchError, match=r"differ|changed|off by"):
             check_moves(GQA, torch.float32, 33, 5, torch.device("cpu"))
 

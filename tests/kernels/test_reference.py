@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from pic_bench.gpu.kernel_pool import exact_turn
-from pic_kernels import RopeParams, reference, splice_mla
+from pic_kernels import RopeParams, reference, splice_rows
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from pic_kernels.reference.rotate import rotate
 
@@ -38,7 +38,7 @@ def _moved(target: Target, rows: torch.Tensor, shifts: torch.Tensor, rope: RopeP
     pool = torch.cat((rows, torch.zeros_like(rows))).to(target.device)
     slots = torch.arange(2 * n, device=target.device)
     rope = rope.to(target.device)
-    splice_mla([pool], slots[:n], slots[n:], shifts.to(target.device), rope, rope_offset=0)
+    splice_rows([pool], None, slots[:n], slots[n:], shifts.to(target.device), rope)
     return pool[n:].cpu()
 
 
@@ -59,7 +59,7 @@ def test_every_rounding_is_torchs(target: Target, dtype: torch.dtype, is_neox: b
     shifts = torch.ones(rows.shape[0], dtype=torch.int64)
     both = torch.cat((rows, rows))
     slots = torch.arange(both.shape[0])
-    reference.splice_mla([both], slots[: len(rows)], slots[len(rows) :], shifts, rope, rope_offset=0)
+    reference.splice_rows([both], None, slots[: len(rows)], slots[len(rows) :], shifts, rope)
     got, want = (bits_of(each).to(torch.int32) for each in (_moved(target, rows, shifts, rope), both[len(rows) :]))
     differ = got != want
     assert differ.to(torch.float32).mean() <= 2e-3

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 import torch
-from pic_kernels import Choice, LayerBuffers, RopeParams, choose_mha, choose_mla
+from pic_kernels import Choice, LayerBuffers, RopeParams, choose_rows
 from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
 from pic_kernels.reference.rotate import rotate_pairs
 from torch import Tensor
@@ -109,9 +109,7 @@ class Pool:
     def choice(self) -> Choice:
         """The implementation that a splice takes."""
         keys, values = LayerBuffers(self.keys), LayerBuffers(self.values) if self.values else None
-        if values is None:
-            return choose_mla(keys, self.rope, rope_offset=self.shape.latent)
-        return choose_mha(keys, values, self.rope)
+        return choose_rows(keys, values, self.rope, rope_offset=self.shape.latent)
 
     def move(self, window: Window) -> None:
         """Splice a window."""

@@ -23,7 +23,7 @@ from pic_bench.paired.forward import Forward, Probe, Rows
 from pic_bench.paired.record import Record
 from sglang_pic.core import Tokens, as_tokens, common_len
 
-_KNOWN = 8
+_KNOWN = 64
 LAST_GAP = 64
 """Most tokens of the last gap whose attention chooses."""
 TIE = 0.25

@@ -354,10 +354,10 @@ def test_the_first_fetch_from_the_host_is_queued_without_waiting(monkeypatch: py
     rows = tuple(torch.zeros(SLOTS, HEADS, DIM, dtype=torch.bfloat16) for _ in range(LAYERS))
     fetcher = fetch.Fetcher(there, HostView(rows, rows, 1, 1, 1))
 
-    def launch(keys: LayerBuffers, *_: object, source: Source) -> None:
+    def launch(keys: LayerBuffers, *_: object, source: Source, **__: object) -> None:
         fetched.extend(part.addresses_on(keys.device) for part in source if part is not None)
 
-    monkeypatch.setattr(row_groups, "splice_mha", launch)
+    monkeypatch.setattr(row_groups, "splice_rows", launch)
     slots = on_device(torch.arange(8))
     with strict_device():
         fetcher.fetch(torch.arange(8), slots, slots)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pic_kernels import splice_mla
+from pic_kernels import splice_rows
 from pic_kernels.numerics import relative_l2
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.mem_cache import memory_pool
@@ -96,7 +96,7 @@ def test_frequencies_that_change_behind_some_position_are_refused_there(name: st
 
     def error(position: int, expected: torch.Tensor) -> float:
         rows = torch.stack((turned(5), row[0]))[:, None]
-        splice_mla([rows], *(torch.tensor([at]) for at in (0, 1, position - 5)), params, rope_offset=0)
+        splice_rows([rows], None, *(torch.tensor([at]) for at in (0, 1, position - 5)), params)
         return relative_l2(rows[1, 0], expected)
 
     assert error(last, turned(last)) <= 5e-3

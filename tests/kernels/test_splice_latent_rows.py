@@ -1,4 +1,4 @@
-"""`splice_mla`: the latent moves untouched, only its rotary slice turns."""
+"""`splice_rows` of latent attention: the latent moves untouched, only its rotary slice turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
-from pic_kernels import splice_mla
+from pic_kernels import splice_rows
 from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
 
 from tests.helpers.splice_cases import (
@@ -105,7 +105,7 @@ def test_offsets_beyond_32_bits(target: Target) -> None:
     src, dst, shifts = torch.tensor([7_999_998, 3]), torch.tensor([4, 7_999_999]), torch.tensor([9, -9])
     rows[src] = random_rows((2, 1, 576), torch.bfloat16)
     rope = make_rope(64, is_neox=False)
-    splice_mla([rows], src, dst, shifts, rope, rope_offset=512)
+    splice_rows([rows], None, src, dst, shifts, rope, rope_offset=512)
     assert torch.equal(rows[dst][..., :512], rows[src][..., :512])
     exact = exact_turn(rows[src][..., 512:], shifts, rope)
     assert relative_l2(rows[dst][..., 512:], exact) <= ROTATE_REL_L2[torch.bfloat16]
@@ -113,6 +113,6 @@ def test_offsets_beyond_32_bits(target: Target) -> None:
 
 @pytest.mark.parametrize("rope_offset", [-1, 9])
 def test_a_rotary_slice_outside_the_row_is_refused(rope_offset: int) -> None:
-    one = torch.tensor([1])
+    one, rows, rope = torch.tensor([1]), [torch.zeros(4, 1, 12)], make_rope(4, is_neox=False)
     with pytest.raises(ValueError, match="rotary part"):
-        splice_mla([torch.zeros(4, 1, 12)], one, one + 1, one, make_rope(4, is_neox=False), rope_offset=rope_offset)
+        splice_rows(rows, None, one, one + 1, one, rope, rope_offset=rope_offset)

@@ -1,4 +1,4 @@
-"""`splice_mha`: every implementation against the reference and against float64, over layouts and slots."""
+"""`splice_rows`: every implementation against the reference and against float64, over layouts and slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
-from pic_kernels import LayerBuffers, Source, splice_mha, splice_mla
+from pic_kernels import LayerBuffers, Source, splice_rows
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 
 from tests.helpers.splice_cases import (
@@ -88,26 +88,21 @@ def test_rows_are_read_from_other_memory(target: Target, dtype: torch.dtype) -> 
         shifts = shifts.to(target.device)
         source = Source(*(LayerBuffers([old for old, _ in part]) for part in (split[:2], split[2:]) if part))
         keys, values = ([new for _, new in part] for part in (split[:2], split[2:]))
-        if values:
-            splice_mha(pools[:2], pools[2:], src, dst + num_slots, shifts, rope)
-            splice_mha(keys, values, src, dst, shifts, rope, source=source)
-        else:
-            splice_mla(pools, src, dst + num_slots, shifts, rope, rope_offset=0)
-            splice_mla(keys, src, dst, shifts, rope, rope_offset=0, source=source)
+        splice_rows(pools[:2], pools[2:] or None, src, dst + num_slots, shifts, rope)
+        splice_rows(keys, values or None, src, dst, shifts, rope, source=source)
         for pool, (_, new) in zip(pools, split, strict=True):
             assert torch.equal(bits_of(pool[num_slots:]), bits_of(new))
+        fewer = Source(LayerBuffers([held[0][:, :1].clone()] * 2))
         with pytest.raises(ValueError, match="layers, heads, dimensions and dtype must agree"):
-            splice_mla(
-                keys, src, dst, shifts, rope, rope_offset=0, source=Source(LayerBuffers([held[0][:, :1].clone()] * 2))
-            )
+            splice_rows(keys, None, src, dst, shifts, rope, source=fewer)
 
 
 def test_empty_input_writes_nothing(target: Target) -> None:
     rope, none = make_rope(8, is_neox=True), torch.empty(0, dtype=torch.int64)
     buffer = random_rows((4, 1, 12), torch.float32)
     before = buffer.clone()
-    splice_mha([buffer], [buffer.clone()], none, none, none, rope)
-    splice_mla([buffer], none, none, none, rope, rope_offset=4)
+    splice_rows([buffer], [buffer.clone()], none, none, none, rope)
+    splice_rows([buffer], None, none, none, none, rope, rope_offset=4)
     assert torch.equal(buffer, before)
 
 
@@ -121,7 +116,7 @@ def test_offsets_beyond_32_bits(target: Target, is_neox: bool) -> None:
         buffer[slots] = random_rows((5, 64, 256), torch.bfloat16)
     src, dst, shifts = slots[[1, 3]], slots[[4, 2]], torch.tensor([-7, 11])
     rope = make_rope(256, is_neox=is_neox)
-    splice_mha([k_buffer], [v_buffer], src, dst, shifts, rope)
+    splice_rows([k_buffer], [v_buffer], src, dst, shifts, rope)
     assert torch.equal(v_buffer[dst], v_buffer[src])
     assert relative_l2(k_buffer[dst], exact_turn(k_buffer[src], shifts, rope)) <= ROTATE_REL_L2[torch.bfloat16]
 
@@ -184,7 +179,7 @@ def test_any_operands_of_the_fused_kernel(
 
 
 def _operands() -> dict[str, object]:
-    buffers = {name: [torch.zeros(8, 1, 4)] for name in ("k_buffers", "v_buffers")}
+    buffers = {name: [torch.zeros(8, 1, 4)] for name in ("keys", "values")}
     index = {"src": torch.tensor([0, 1]), "dst": torch.tensor([4, 5]), "shifts": torch.tensor([1, 1])}
     return {**buffers, **index, "rope": make_rope(4, is_neox=True)}
 
@@ -198,9 +193,9 @@ def _operands() -> dict[str, object]:
         ({"src": torch.tensor([1])}, ValueError, "with one n"),
         ({"src": torch.tensor([0, 1], dtype=torch.int32)}, TypeError, "src.dtype"),
         ({"rope": make_rope(6, is_neox=True)}, ValueError, "rotary part"),
-        ({"k_buffers": [torch.zeros(8, 1, 4, dtype=torch.float64)]}, TypeError, "k_buffers"),
-        ({"k_buffers": [torch.zeros(8, 1, 8)[..., ::2]]}, ValueError, "contiguous"),
-        ({"v_buffers": [torch.zeros(8, 1, 4), torch.zeros(8, 2, 4)]}, ValueError, r"buffers\[1\] is .* must be like"),
+        ({"keys": [torch.zeros(8, 1, 4, dtype=torch.float64)]}, TypeError, "keys"),
+        ({"keys": [torch.zeros(8, 1, 8)[..., ::2]]}, ValueError, "contiguous"),
+        ({"values": [torch.zeros(8, 1, 4), torch.zeros(8, 2, 4)]}, ValueError, r"values\[1\] is .* must be like"),
     ],
 )
 def test_operands_outside_the_contract_are_refused(
@@ -208,6 +203,6 @@ def test_operands_outside_the_contract_are_refused(
 ) -> None:
     operands = {**_operands(), **changes}
     with pytest.raises(error, match=match):
-        splice_mha(*operands.values())  # type: ignore[arg-type]
-    for name in ("k_buffers", "v_buffers"):
+        splice_rows(*operands.values())  # type: ignore[arg-type]
+    for name in ("keys", "values"):
         assert all(not buffer.any() for buffer in operands[name])  # type: ignore[attr-defined]
