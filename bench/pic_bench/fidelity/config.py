@@ -18,15 +18,6 @@ from sglang_pic.output import write_whole
 KIND = "fidelity"
 
 
-class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the prompts of `cases.tasks`, which `pic_bench.paired` serves."""
-
-    tasks: int = 60
-    """Prompts of each kind."""
-    length: int = 1
-    """How many times the usual documents they have."""
-
-
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """config.json; its `kind` marks the folder. Earlier runs have fields of experiments that are gone."""
 

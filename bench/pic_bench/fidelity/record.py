@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -15,19 +14,6 @@ from sglang_pic.errors import BenchError
 T = TypeVar("T")
 SURE = 0.9
 """Probability beyond which the choice of a token is made: keys of JSON, copied ids, names of tools."""
-
-
-class Donors(Enum):
-    """Where the rows of a case of `pic_bench.paired` were computed."""
-
-    CONTEXT = "context"  # in one request with the other blocks, in another order
-
-
-class TemplateSet(Enum):
-    """Sets of templates of `cases.edits`; none is in both, and none was used to find the rule of changed fields."""
-
-    REPORT = "report"
-    WORDS = "words"  # for models that can draw conclusions: said in other words, in short prompts
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

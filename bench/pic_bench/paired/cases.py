@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, zip_longest
 from pathlib import Path
@@ -40,12 +40,10 @@ from pic_traces.session import Call, Message
 from pic_traces.source import load
 
 from pic_bench.fidelity.cases.case import Case, Ids, Tokens, lay_out, place_blocks
-from pic_bench.fidelity.cases.edits import DISTANCES, edit_job, templates
+from pic_bench.fidelity.cases.edits import DISTANCES, TemplateSet, edit_case, templates
 from pic_bench.fidelity.cases.qa import QaFrames
-from pic_bench.fidelity.cases.tasks import task_jobs
+from pic_bench.fidelity.cases.tasks import task_cases
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.config import Sizes
-from pic_bench.fidelity.record import Donors, TemplateSet
 from sglang_pic.census.simulate import NAMESPACE, Cache
 from sglang_pic.core import CoreConfig, Plan, PlanOptions, ReusePolicy, RowSource, as_tokens
 from sglang_pic.core import Path as DonorPath
@@ -164,15 +162,15 @@ class Cases:
         return made[kind](num) if kind in made else self._calls(kind, num)
 
     def _order(self, num: int) -> Iterator[Prompt]:
-        for case, tokens in self._documents(num):
-            yield self._prompt("order", case, case.donors[Donors.CONTEXT], tokens)
+        for case in self._documents(num):
+            yield self._prompt("order", case)
 
     def _drawn(self, num: int) -> Iterator[Prompt]:
         frames, others = QaFrames(self.text), list[Ids]()
-        for case, tokens in self._documents(num):
-            (donor,) = case.donors[Donors.CONTEXT]
+        for case in self._documents(num):
+            assert case.donor is not None
             requests = Requests(self.encoder, self.policies)
-            requests.add(donor)
+            requests.add(case.donor)
             blocks = [
                 case.prompt[run.target_start - run.seam_len : run.target_end]
                 for run in requests.plan(case.prompt)[1]["most"].runs
@@ -184,14 +182,14 @@ class Cases:
                 for third in range(3)
             ]
             if others:
-                yield self._prompt("drawn", case, donors, tokens)
+                yield self._prompt("drawn", case, donors)
             others = blocks
 
     def _tools(self, num: int) -> Iterator[Prompt]:
         traces = [str(path) for path in self.data if not is_question_set(path)]
-        jobs = task_jobs([], traces, self.text, str(self.model), Sizes(tasks=num), (), self.seed)
-        for job in in_turn(jobs[: len(traces)]):
-            yield self._prompt("tools", job.case, job.case.donors[Donors.CONTEXT], job.answer_tokens)
+        found = task_cases([], traces, self.text, str(self.model), num=num, length=1, seed=self.seed)
+        for case in in_turn(found[: len(traces)]):
+            yield self._prompt("tools", case)
 
     def _copies(self, num: int) -> Iterator[Prompt]:
         frames = QaFrames(self.text)
@@ -209,13 +207,13 @@ class Cases:
             asks = f"Task: Write out the function {function[1]} of {path} word for word."
             frame = frames.frame(f"{header} {' '.join(['Change nothing.'] * 12)}", asks, lead)
             blocks = [self.text.ids(f"\n{name}\n{each}") for name, each in files.items()]
-            placed = place_blocks(frame, frames.donor, blocks, frames.foreign, rng)
+            prompt, donor = place_blocks(frame, frames.donor, blocks, frames.foreign, rng)
             ids = self.text.ids(gold)
             yield self._made(
                 "copies",
                 f"copies-{number}",
-                placed.prompt,
-                placed.donors[Donors.CONTEXT],
+                prompt,
+                [donor],
                 ids,
                 min(COPIED_TOKENS, len(ids)),
                 partial(_begins_with, gold),
@@ -263,15 +261,15 @@ class Cases:
 
     def _fields(self, num: int) -> Iterator[Prompt]:
         sets = (TemplateSet.REPORT, TemplateSet.WORDS)
-        chosen = [each for of in sets for each in templates(of) if each.family.is_gated]
+        chosen = [each for of in sets for each in templates(of)]
         random.Random(f"fields-{self.seed}").shuffle(chosen)
         for round_, place in (divmod(number, len(chosen)) for number in range(num)):
             distance = DISTANCES[(place + round_) % len(DISTANCES)]
-            case = edit_job(chosen[place], self.text, (), distance, round_, self.seed, "fields").case
+            case = edit_case(chosen[place], self.text, distance, round_, self.seed)
             edited = case.edited
-            if edited is not None and edited.answers is not None:
-                kind, name = f"fields-{edited.edit.family.value}", f"{case.name}-{distance}"
-                yield self._made(kind, name, case.prompt, [edited.old], [edited.answers.new], answers=edited.answers)
+            assert edited is not None
+            kind, name = f"fields-{edited.family.value}", f"{case.name}-{distance}"
+            yield self._made(kind, name, case.prompt, [edited.old], [edited.answers.new], answers=edited.answers)
 
     def _calls(self, source: str, num: int) -> Iterator[Prompt]:
         """Calls in a seeded order of the sessions, two of each at most, no answer twice."""
@@ -352,17 +350,20 @@ class Cases:
                 return made if made.plans["seam-64"].num_spliced else None
         return None
 
-    def _documents(self, num: int) -> Iterator[tuple[Case, int]]:
-        """Questions, JSON and edits in turn, with the longest answer of each."""
+    def _documents(self, num: int) -> Iterator[Case]:
+        """Questions, JSON and edits in turn."""
         sets = [path for path in self.data if is_question_set(path)]
         questions: list[Sequence[Question]] = [read_questions(path, limit=num, seed=self.seed) for path in sets]
         questions += [list(generated_questions(kind, limit=num, seed=self.seed)) for kind in GENERATED]
-        sizes = Sizes(tasks=num, length=self.length)
-        for each in in_turn(task_jobs(questions, (), self.text, str(self.model), sizes, (), self.seed)):
-            yield each.case, min(each.answer_tokens, len(each.case.gold) + 4)
+        found = task_cases(questions, (), self.text, str(self.model), num=num, length=self.length, seed=self.seed)
+        for case in in_turn(found):
+            yield replace(case, answer_tokens=min(case.answer_tokens, len(case.gold) + 4))
 
-    def _prompt(self, kind: str, case: Case, donors: Sequence[Ids], tokens: int) -> Prompt:
-        return self._made(kind, case.name.removeprefix("tasks-"), case.prompt, donors, case.gold, tokens, case.judge)
+    def _prompt(self, kind: str, case: Case, donors: Sequence[Ids] | None = None) -> Prompt:
+        """The prompt of a case behind its own donor, or behind others."""
+        assert case.donor is not None
+        name, donors = case.name.removeprefix("tasks-"), donors or [case.donor]
+        return self._made(kind, name, case.prompt, donors, case.gold, case.answer_tokens, case.judge)
 
     def _made(
         self,

@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 from pic_bench.fidelity import arms as fidelity_arms
 from pic_bench.fidelity.arms import parse_policy
-from pic_bench.fidelity.cases import edits
-from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, place_blocks
-from pic_bench.fidelity.cases.edits import DISTANCES, Template, edit_job, templates
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, place_blocks
+from pic_bench.fidelity.cases.edits import (
+    DISTANCES,
+    SHORT_BEFORE_QUESTION,
+    Template,
+    TemplateSet,
+    edit_case,
+    templates,
+)
 from pic_bench.fidelity.cases.qa import QaFrames, qa_case
-from pic_bench.fidelity.cases.tasks import MAX_ANSWER_TOKENS, task_jobs
+from pic_bench.fidelity.cases.tasks import MAX_ANSWER_TOKENS, task_cases
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.config import Sizes
-from pic_bench.fidelity.record import Donors, TemplateSet
 from pic_bench.report.stats import common_len
 from pic_generate.questions import GENERATED, generated_questions
 
@@ -32,7 +36,7 @@ def text(model_dir: Callable[[str], Path]) -> ModelText:
 
 def check_placed(case: Case, blocks: int) -> None:
     """So many blocks of 80 tokens and more have their ids in the donor too, at other places."""
-    (donor,) = case.donors[Donors.CONTEXT]
+    donor = case.donor
     found, at = 0, MIN_HEADER
     while at < len(case.prompt) - 80:
         piece = case.prompt[at : at + 80]
@@ -70,7 +74,7 @@ def test_generated_questions_are_answered_by_their_documents(text: ModelText, ki
 
 
 @pytest.fixture(scope="module")
-def tasks(text: ModelText, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+def tasks(text: ModelText, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     """Two prompts of each kind: questions, a trace, JSON and edits."""
     trace = tmp_path_factory.mktemp("tasks") / "calls.jsonl"
     schemas = [{"type": "function", "function": {"name": f"tool_{n}", "description": "d" * n}} for n in range(8)]
@@ -89,28 +93,27 @@ def tasks(text: ModelText, model_dir: Callable[[str], Path], tmp_path_factory: p
             ]
             file.write(json.dumps({"session_id": f"s{n}", "tools": schemas, "messages": messages, "turns": [2]}) + "\n")
     questions = [list(generated_questions("facts", limit=2, seed=0))]
-    kinds = task_jobs(questions, [str(trace)], text, str(model_dir("smollm2")), Sizes(tasks=2), (), 0)
+    kinds = task_cases(questions, [str(trace)], text, str(model_dir("smollm2")), num=2, length=1, seed=0)
     assert [len(kind) for kind in kinds] == [2, 2, 2, 2], "of two calls that were answered alike one is taken"
     return list(chain.from_iterable(kinds))
 
 
-def test_tasks_are_judged_and_most_of_them_was_computed_elsewhere(tasks: list[Job], text: ModelText) -> None:
-    for job in tasks:
-        case = job.case
+def test_tasks_are_judged_and_most_of_them_was_computed_elsewhere(tasks: list[Case], text: ModelText) -> None:
+    for case in tasks:
         gold = text.text(case.gold)
         if len(case.gold) < 32:
             assert case.judge(gold, gold), "the right answer is right"
-        assert job.answer_tokens <= MAX_ANSWER_TOKENS
+        assert case.answer_tokens <= MAX_ANSWER_TOKENS
         assert not case.judge("I do not know.", gold)
-        (donor,) = case.donors[Donors.CONTEXT]
+        donor = case.donor
         donated = {tuple(donor[i : i + 64]) for i in range(len(donor))}
         found = [tuple(case.prompt[i : i + 64]) in donated for i in range(len(case.prompt) - 64)]
         assert sum(found) > len(found) // 8
         assert common_len(donor, case.prompt) < 64, "an exact hit would not be spliced"
 
 
-def test_edits_apply_and_json_has_the_keys_and_values(tasks: list[Job], text: ModelText) -> None:
-    edit, obj = (next(job.case for job in tasks if job.case.source == source) for source in ("edits", "json"))
+def test_edits_apply_and_json_has_the_keys_and_values(tasks: list[Case], text: ModelText) -> None:
+    edit, obj = (next(case for case in tasks if case.source == source) for source in ("edits", "json"))
     asked = text.text(edit.prompt).rpartition("Task: ")[2]
     line = next(line for line in text.text(edit.prompt).splitlines() if asked.split()[8] in line and "def " in line)
     new = line.replace(f"={asked.split()[10]})", f"={asked.split()[12].split('.')[0]})")
@@ -160,10 +163,6 @@ def test_no_text_of_a_template_is_in_two_sets() -> None:
     assert len({template.name for template in EVERY}) == len(EVERY)
 
 
-def job_of(template: Template, text: ModelText, distance: int = 32, number: int = 0) -> Job:
-    return edit_job(template, text, (), distance, number, 0, "report")
-
-
 @pytest.mark.parametrize("template", EVERY, ids=lambda template: template.name)
 def test_the_two_prompts_differ_in_their_fields_alone(template: Template, text: ModelText) -> None:
     assert len(text.ids(template.head)) >= MIN_HEADER
@@ -173,16 +172,14 @@ def test_the_two_prompts_differ_in_their_fields_alone(template: Template, text: 
         assert len({choice.name for choice in field.choices}) == len(field.choices) >= 2
         assert len({len(choice.forms) for choice in field.choices}) == 1
     for number, distance in enumerate(DISTANCES):
-        job = job_of(template, text, distance, number)
-        assert job == job_of(template, text, distance, number)
-        edited, prompt = job.case.edited, text.text(job.case.prompt)
+        case = edit_case(template, text, distance, number, 0)
+        assert case == edit_case(template, text, distance, number, 0)
+        edited, prompt = case.edited, text.text(case.prompt)
         old, new = text.text(edited.old).split("\n"), prompt.split("\n")
         changed = [pair for pair in zip(old, new, strict=True) if pair[0] != pair[1]]
-        assert len(changed) == edited.edit.num_fields
-        assert common_len(edited.old, job.case.prompt) >= MIN_HEADER
+        assert 1 <= len(changed) <= len(template.fields)
+        assert common_len(edited.old, case.prompt) >= MIN_HEADER
         assert template.lead in prompt[-len(template.lead) - 20 :]
-        assert (edited.answers is None) is not template.family.is_gated
-        assert edited.answers is None or edited.answers.old != edited.answers.new
+        assert edited.answers.old != edited.answers.new
         assert prompt.count(template.rules_title) == 1, "or the distance is another's"
-        fewest = edits.UNAFFECTED_TOKENS - 64 if edited.answers is None else distance + min(edits.SHORT_BEFORE_QUESTION)
-        assert len(job.case.prompt) >= fewest
+        assert len(case.prompt) >= distance + min(SHORT_BEFORE_QUESTION)

@@ -10,16 +10,14 @@ block exactly and every block has a seam of its own.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.record import Donors
 from sglang_pic.errors import BenchError
 
 # The attention sink is 32 tokens by default: rows below it are neither donors nor spliced.
@@ -53,20 +51,6 @@ class Family(Enum):
     NEGATION = "negation"  # the values are a statement and its denial
     PARAPHRASE = "paraphrase"  # lines elsewhere say it in words that stand neither in the field nor in its label
     JSON = "json"  # the field stands in a state object, the rule in prose or in another object
-    IRRELEVANT = "irrelevant"  # the answer does not depend on the field
-    CLOCK = "clock"  # the field is a time, a counter or an id that nothing else mentions
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the answer is meant to change with the field."""
-        return self not in (Family.IRRELEVANT, Family.CLOCK)
-
-
-class Edit(NamedTuple):
-    """What was edited."""
-
-    family: Family
-    num_fields: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +59,8 @@ class Edited:
     answers part."""
 
     old: Ids
-    answers: Tokens | None
-    """None where the answer is not meant to change."""
-    edit: Edit
+    answers: Tokens
+    family: Family
 
 
 class FrameWords(msgspec.Struct, frozen=True):
@@ -117,34 +100,20 @@ class Case:
     prompt: Ids
     gold: Ids
     """What is forced after the prompt."""
-    donors: Mapping[Donors, tuple[Ids, ...]] = field(default_factory=dict)
-    """Of a task."""
+    donor: Ids | None = None
+    """Of a task: one request with most of its text at other places."""
     edited: Edited | None = None
     """Of a prompt of `edits`."""
     judge: Callable[[str, str], bool] | None = None
     """Of a task: whether an answer is right, given it and the full prefill's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A case and the arms that it is served under."""
-
-    case: Case
-    arms: tuple[Arm, ...]
     answer_tokens: int = 0
     """Of a task, the most that an answer may have."""
 
 
-class Placed(NamedTuple):
-    """Blocks in a prompt and in the requests of their donors."""
-
-    prompt: Ids
-    blocks: tuple[Span, ...]
-    donors: dict[Donors, tuple[Ids, ...]]
-
-
-def place_blocks(target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Ids, rng: random.Random) -> Placed:
-    """Put blocks into a prompt and into one request that computes them, away from where they stand in the prompt.
+def place_blocks(
+    target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Ids, rng: random.Random
+) -> tuple[Ids, Ids]:
+    """A prompt with blocks, and one request that computes them, away from where they stand in the prompt.
 
     Args:
         target: the prompt's frame; its closing is the tail.
@@ -162,7 +131,7 @@ def place_blocks(target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Id
     context, (_, *moved) = lay_out(donor, [foreign, *(blocks[i] for i in order)])
     for i, there in zip(order, moved, strict=True):
         _check_edges(prompt, spans[i], context, there)
-    return Placed(prompt, spans, {Donors.CONTEXT: (context,)})
+    return prompt, context
 
 
 def lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]]:

@@ -20,10 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.cases.case import Case, Edit, Edited, Family, Ids, Job, Tokens
+from pic_bench.fidelity.cases.case import Case, Edited, Family, Ids, Tokens
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import TemplateSet
 from pic_bench.report.stats import common_len
 from sglang_pic.errors import BenchError
 
@@ -33,10 +31,15 @@ BEFORE_QUESTION = (64, 256, 448)
 within them would say nothing."""
 SHORT_BEFORE_QUESTION = (64, 96)
 """Of the set WORDS, which large models are asked."""
-UNAFFECTED_TOKENS = 1024
-"""Least length of a prompt whose answer does not depend on the field, for its share of spliced tokens to be told."""
 _FOLDER = Path(__file__).with_name("edits")
 _ALTERNATIVES = re.compile(r"\[([^]|]+(?:\|[^]|]+)+)\]")
+
+
+class TemplateSet(Enum):
+    """Sets of templates; none is in both, and none was used to find the rule of changed fields."""
+
+    REPORT = "report"
+    WORDS = "words"  # for models that can draw conclusions: said in other words, in short prompts
 
 
 class Layout(Enum):
@@ -99,9 +102,7 @@ def templates(of: TemplateSet) -> tuple[Template, ...]:
     return msgspec.toml.decode(path.read_bytes(), type=dict[str, tuple[Template, ...]])["templates"]
 
 
-def edit_job(
-    template: Template, text: ModelText, arms: tuple[Arm, ...], distance: int, number: int, seed: int, source: str
-) -> Job:
+def edit_case(template: Template, text: ModelText, distance: int, number: int, seed: int) -> Case:
     """One prompt of a template; the same arguments give the same prompt."""
     rng = random.Random(f"edits-{seed}-{template.name}-{number}")
     counts = range(1, 1 + len(template.fields))
@@ -111,9 +112,8 @@ def edit_job(
     prompts = [write.prompt(values) for values in (old, new)]
     prompts, answers = extended(prompts, [values[0][0].answer for values in (old, new)], template, text)
     name = f"edits-{template.name}-{number}"
-    edited = Edited(old=prompts[0], answers=answers, edit=Edit(template.family, num_fields))
-    case = Case(name=name, source=source, prompt=prompts[1], gold=[], edited=edited)
-    return Job(case=case, arms=arms)
+    edited = Edited(old=prompts[0], answers=answers, family=template.family)
+    return Case(name=name, source="fields", prompt=prompts[1], gold=[], edited=edited)
 
 
 Values = list[tuple[Choice, str]]
@@ -127,7 +127,7 @@ def draw_values(template: Template, num_fields: int, rng: random.Random) -> tupl
     for number, field in enumerate(template.fields):
         before = rng.choice(field.choices)
         others = [c for c in field.choices if c != before]
-        if number == 0 and template.family.is_gated:
+        if number == 0:
             others = [choice for choice in others if choice.answer != before.answer]
         after = rng.choice(others) if number < num_fields else before
         # Most values are short, so that long forms are preferred where there are any.
@@ -150,10 +150,6 @@ class Writer:
         self._behind_fields = self._filler(distance)
         is_short = template in templates(TemplateSet.WORDS)
         self._before_question = self._filler(rng.choice(SHORT_BEFORE_QUESTION if is_short else BEFORE_QUESTION))
-        # With any values: they are short beside the rest.
-        short = self.prompt([(field.choices[0], field.choices[0].name) for field in template.fields])
-        if not template.family.is_gated and len(short) < UNAFFECTED_TOKENS:
-            self._before_question += "\n" + self._filler(UNAFFECTED_TOKENS - len(short))
 
     def prompt(self, values: Values) -> Ids:
         """The prompt with these values."""
@@ -203,14 +199,12 @@ def _joined(*parts: str) -> str:
 
 def extended(
     prompts: list[Ids], answers: Sequence[str], template: Template, text: ModelText
-) -> tuple[list[Ids], Tokens | None]:
+) -> tuple[list[Ids], Tokens]:
     """The prompts with what both answers begin with behind them, and the tokens that come next.
 
     Raises:
         BenchError: one answer is the beginning of the other.
     """
-    if not template.family.is_gated:
-        return prompts, None
     blank = "" if template.lead[-1:] in ("", '"', "'", "`", "\n") else " "
     old, new = (text.ids(blank + answer) for answer in answers)
     equal = common_len(old, new)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from functools import partial
 
 from pic_generate.questions import Question
 
 from pic_bench.fidelity.cases.case import Case, Frame, FrameWords, place_blocks, words
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.metrics import normalise
+from pic_bench.fidelity.metrics import normalise, score_answer
 
 # As much as a model of 135 M parameters can use.
 MAX_DOCUMENTS = 6
@@ -20,6 +21,7 @@ MAX_LINES_TOKENS = 160
 MIN_BLOCK_TOKENS = 80
 GOLD_TOKENS = 32
 ANSWER_TOKENS = 32
+MIN_F1 = 0.5
 
 _WORDS = words("questions", FrameWords)
 _SENTENCE = re.compile(r"[^\n.!?]+")
@@ -47,11 +49,6 @@ class QaFrames:
         return Frame(header=before, markers=self.markers, closing=closing + self._text.ids(lead))
 
 
-def answer_tokens(text: ModelText, question: Question) -> int:
-    """How many tokens are generated: an answer that is all there still fits behind a few words."""
-    return max(ANSWER_TOKENS, len(_answer_ids(text, question)) + ANSWER_TOKENS // 2)
-
-
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int, length: int = 1) -> Case:
     """The prompt of one question: all documents with the answer, and others; short ones are joined, long ones are cut.
 
@@ -62,14 +59,25 @@ def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int,
     """
     rng = random.Random(f"qa-{seed}-{question.name}")
     blocks = _blocks(text, question, rng, length)
-    placed = place_blocks(frames.target(question), frames.donor, blocks, frames.foreign, rng)
+    prompt, donor = place_blocks(frames.target(question), frames.donor, blocks, frames.foreign, rng)
+    answer = _answer_ids(text, question)
     return Case(
         name=f"qa-{question.source}-{question.name}",
         source=question.source,
-        prompt=placed.prompt,
-        gold=_answer_ids(text, question)[:GOLD_TOKENS],
-        donors=placed.donors,
+        prompt=prompt,
+        gold=answer[:GOLD_TOKENS],
+        donor=donor,
+        judge=partial(answers_question, question),
+        # An answer that is all there still fits behind a few words.
+        answer_tokens=max(ANSWER_TOKENS, len(answer) + ANSWER_TOKENS // 2),
     )
+
+
+def answers_question(question: Question, answer: str, _full: str) -> bool:
+    """Whether a gold answer stands in an answer's first line, or, but for retrieval, their F1 is high enough."""
+    contains = score_answer(answer, question.answers, contains=True) == 1
+    f1 = score_answer(answer, question.answers, contains=False)
+    return contains or (f1 >= MIN_F1 and not question.is_retrieval)
 
 
 def _answer_ids(text: ModelText, question: Question) -> list[int]:

@@ -10,7 +10,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,13 +22,9 @@ from pic_traces.encode import load_encoder
 from pic_traces.session import Call, JsonValue, as_type
 from pic_traces.source import load
 
-from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.cases.case import Case, Job, place_blocks, words
-from pic_bench.fidelity.cases.qa import QaFrames, answer_tokens, qa_case
+from pic_bench.fidelity.cases.case import Case, place_blocks, words
+from pic_bench.fidelity.cases.qa import QaFrames, qa_case
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.config import Sizes
-from pic_bench.fidelity.metrics import score_answer
-from pic_bench.fidelity.record import Donors
 
 GOLD_TOKENS = 32
 MAX_ANSWER_TOKENS = 64
@@ -44,7 +39,6 @@ MAX_SYSTEM_TOKENS = 400
 OTHER_TOOLS = 4
 """Tools that a prompt has beside those that its conversation uses: the shortest ones."""
 FRONT_TOKENS = range(40, 240)
-MIN_F1 = 0.5
 
 Judge = Callable[[str, str], bool]
 
@@ -72,38 +66,31 @@ class _Tool(msgspec.Struct):
     function: _Function
 
 
-def task_jobs(
+def task_cases(
     questions: Sequence[Sequence[Question]],
     traces: Sequence[str],
     text: ModelText,
     model: str,
-    sizes: Sizes,
-    policies: Sequence[Arm],
+    *,
+    num: int,
+    length: int,
     seed: int,
-) -> list[list[Job]]:
-    """`sizes.tasks` prompts of each set of questions, of each trace, of JSON and of edits.
+) -> list[list[Case]]:
+    """`num` prompts of each set of questions, of each trace, of JSON and of edits.
 
     Args:
-        policies: the arms of the jobs.
+        length: how many times the usual documents they have.
 
     Raises:
         TraceError: a trace cannot be read, or the model's template refuses a call.
     """
-    arms, frames = tuple(policies), QaFrames(text)
-    num, length = sizes.tasks, sizes.length
-    kinds: list[Iterator[Job]] = [
-        (_question_job(frames, text, question, arms, seed, length) for question in some) for some in questions
+    frames = QaFrames(text)
+    kinds: list[Iterator[Case]] = [
+        (qa_case(frames, text, question, seed=seed, length=length) for question in some) for some in questions
     ]
-    kinds += [_call_jobs(trace, text, model, arms, seed, length) for trace in traces]
-    kinds += [map(partial(make, frames, text, arms, seed, length), range(num)) for make in (_json_job, _edit_job)]
+    kinds += [_calls(trace, text, model, seed, length) for trace in traces]
+    kinds += [map(partial(make, frames, text, seed, length), range(num)) for make in (_json_case, _edit_case)]
     return [list(islice(kind, num)) for kind in kinds]
-
-
-def answers_question(question: Question, answer: str, _full: str) -> bool:
-    """Whether a gold answer stands in an answer's first line, or, but for retrieval, their F1 is high enough."""
-    contains = score_answer(answer, question.answers, contains=True) == 1
-    f1 = score_answer(answer, question.answers, contains=False)
-    return contains or (f1 >= MIN_F1 and not question.is_retrieval)
 
 
 def is_object(wanted: dict[str, str], lead: str, answer: str, _full: str) -> bool:
@@ -137,15 +124,7 @@ def _decoded(text: str) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _question_job(
-    frames: QaFrames, text: ModelText, question: Question, arms: tuple[Arm, ...], seed: int, length: int
-) -> Job:
-    case = qa_case(frames, text, question, seed=seed, length=length)
-    judge = partial(answers_question, question)
-    return Job(case=replace(case, judge=judge), arms=arms, answer_tokens=answer_tokens(text, question))
-
-
-def _json_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: int, length: int, number: int) -> Job:
+def _json_case(frames: QaFrames, text: ModelText, seed: int, length: int, number: int) -> Case:
     """An object of all facts about one of several persons; longer prompts have other documents between the persons."""
     said, rng = words("json", TaskWords), random.Random(f"json-{seed}-{number}")
     names, facts, lives = make_lives(rng, NUM_PERSONS)
@@ -156,10 +135,10 @@ def _json_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: in
     # A seam leaves too little of one life to be spliced.
     documents = ["\n".join(pair) for pair in zip(lives[::2], lives[1::2], strict=True)]
     documents += [make_text(rng, OTHER_TEXT_TOKENS) for _ in range(2 * (length - 1))]
-    return _job(f"json-{number}", frames, text, said, asks, documents, gold, judge, arms, rng)
+    return _case(f"json-{number}", frames, text, said, asks, documents, gold, judge, rng)
 
 
-def _edit_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: int, length: int, number: int) -> Job:
+def _edit_case(frames: QaFrames, text: ModelText, seed: int, length: int, number: int) -> Case:
     """Another default of a function's parameter, in one of `2 * length` files."""
     said, rng = words("edits", TaskWords), random.Random(f"edits-{seed}-{number}")
     files = {make_path(rng): make_code(rng, size, lambda line: len(text.ids(line))) for size in FILE_TOKENS * length}
@@ -171,10 +150,10 @@ def _edit_job(frames: QaFrames, text: ModelText, arms: tuple[Arm, ...], seed: in
     gold = f"{line[0]}\n=======\n{changed}\n>>>>>>> REPLACE"
     judge = partial(applies, file, file.replace(line[0], changed), said.lead)
     documents = [f"{name}\n{code}" for name, code in files.items()]
-    return _job(f"edits-{number}", frames, text, said, asks, documents, gold, judge, arms, rng)
+    return _case(f"edits-{number}", frames, text, said, asks, documents, gold, judge, rng)
 
 
-def _job(
+def _case(
     name: str,
     frames: QaFrames,
     text: ModelText,
@@ -183,25 +162,24 @@ def _job(
     documents: Sequence[str],
     gold: str,
     judge: Judge,
-    arms: tuple[Arm, ...],
     rng: random.Random,
-) -> Job:
+) -> Case:
     """A prompt with documents in a seeded order, which its donor has in another one."""
     blocks = [text.ids(f"\n{document}") for document in rng.sample(documents, len(documents))]
-    placed = place_blocks(frames.frame(said.header, asks, said.lead), frames.donor, blocks, frames.foreign, rng)
+    prompt, donor = place_blocks(frames.frame(said.header, asks, said.lead), frames.donor, blocks, frames.foreign, rng)
     ids = text.ids(gold)
-    case = Case(
+    return Case(
         name=f"tasks-{name}",
         source=name.partition("-")[0],
-        prompt=placed.prompt,
+        prompt=prompt,
         gold=ids[:GOLD_TOKENS],
-        donors=placed.donors,
+        donor=donor,
         judge=judge,
+        answer_tokens=min(MAX_ANSWER_TOKENS, len(ids) + SPARE_TOKENS),
     )
-    return Job(case=case, arms=arms, answer_tokens=min(MAX_ANSWER_TOKENS, len(ids) + SPARE_TOKENS))
 
 
-def _call_jobs(trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], seed: int, length: int) -> Iterator[Job]:
+def _calls(trace: str, text: ModelText, model: str, seed: int, length: int) -> Iterator[Case]:
     """The tool calls of a trace whose prompts are neither short nor long, each recorded answer once."""
     encoder, source = load_encoder(model), Path(trace).name.partition(".")[0]
     calls = [call for session in load(trace) for call in session.calls() if _tool_of(call)]
@@ -224,15 +202,15 @@ def _call_jobs(trace: str, text: ModelText, model: str, arms: tuple[Arm, ...], s
         if answer in seen or len(prompt) not in num_prompt_tokens or num_tokens > MAX_ANSWER_TOKENS:
             continue
         seen.add(answer)
-        case = Case(
+        yield Case(
             name=f"tasks-{source}-{call.session_id}-{call.index}",
             source=source,
             prompt=prompt + text.ids(lead),
             gold=gold[:GOLD_TOKENS],
-            donors={Donors.CONTEXT: (encoder.encode(moved).tokens.tolist(),)},
+            donor=encoder.encode(moved).tokens.tolist(),
             judge=same_call,
+            answer_tokens=num_tokens,
         )
-        yield Job(case=case, arms=arms, answer_tokens=num_tokens)
 
 
 def _tool_of(call: Call) -> str:
