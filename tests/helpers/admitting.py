@@ -59,7 +59,8 @@ class Cache:
             locks = ExitStack()
             locks.callback(self.unlock)
             self.num_locked += 1
-            made = msgspec.structs.replace(req.plan, prefix_len=prefix_len)
+            runs = tuple(run for run in req.plan.runs if run.target_start >= prefix_len)
+            made = msgspec.structs.replace(req.plan, prefix_len=prefix_len, runs=runs)
             req.pic.pending = PendingSplice.on_device(made, [torch.arange(run.num_tokens) for run in made.runs])
             req.pic.pending.locks = locks
 
@@ -99,6 +100,40 @@ def adder(budget: int | None, cache: Any, shared: Any = None, *, running: tuple[
     made.log_hit_tokens = made.log_input_tokens = 0
     made.memory_budget = PrefillBudget(SimpleNamespace(page_size=PAGE), cache)
     return made
+
+
+def stock_adder(budget: int | None, cache: Any, memory_budget: Any) -> Any:
+    """One that admits by SGLang's own code, into these memory budgets."""
+    made = adder(budget, cache)
+    nothing = ("prefill_max_requests", "prefill_delayer_single_pass", "kv_shard_scratch_spec", "dllm_config")
+    vars(made).update(dict.fromkeys((*nothing, "rem_mamba_slots")))
+    vars(made).update(
+        memory_budget=memory_budget,
+        token_to_kv_pool_allocator=SimpleNamespace(request_slot_reserve=lambda **_: 0),
+        running_batch=SimpleNamespace(reqs=[]),
+        per_req_token_overhead=PAGE,
+        log_replay_tokens=0,
+        exact_chunk_fill=False,
+        is_hybrid_swa=True,
+        _mamba_slot_cost=0,
+        _replay_len=lambda *_: 0,
+        _account_prefill_cache_admission=lambda *_: None,
+    )
+    vars(cache).update(disable=False, buffer_pipeline=None, linker=None, load_back_is_cache_owned=lambda: True)
+    # Donors are unlocked without a node.
+    vars(cache).update(lock=lambda node: None, unlock=lambda *nodes: nodes or Cache.unlock(cache))
+    return made
+
+
+def stock_request(made: Plan, **fields: Any) -> Any:
+    """A request with such a plan as far as `stock_adder` reads it."""
+    none = ("swa_host_hit_length", "mamba_host_hit_length", "auxiliary_swa_host_hit_length")
+    kv = SimpleNamespace(holds_mamba=True, req_pool_idx=None, cache_protected_len=0)
+    plain = {**dict.fromkeys(none, 0), "last_node": "root", "best_match_node": "root", "kv": kv, "lock": None}
+    plain |= {"needs_host_load_back": lambda: False}
+    req = builders.request(range(made.end), plan=made, end=made.end, **plain | fields)
+    req.sampling_params.max_new_tokens, req.sampling_params.ignore_eos = 4, False
+    return req
 
 
 def admit(extend_len: int, *, is_chunked: bool = False) -> _PrefillAdmission:

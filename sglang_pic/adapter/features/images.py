@@ -50,9 +50,9 @@ Ids = npt.NDArray[np.int64]
 class Lags(NamedTuple):
     """The lags of a path: place less position."""
 
-    ends: list[int]
+    ends: Sequence[int]
     """Ends of its images."""
-    sums: list[int]
+    sums: Sequence[int]
     """The lag before the first image, and after each."""
 
     def at(self, place: int) -> int:
@@ -121,7 +121,7 @@ class Images(TextOnly):
             for (span, item), (before, after) in zip(placed, itertools.pairwise(lags), strict=True)
         ]
         firsts = tuple(image.first for image in found if image is not None)
-        return Media(spans, firsts) if len(firsts) == len(spans) else None
+        return Media(spans, firsts, tuple(lags)) if len(firsts) == len(spans) else None
 
     def _positions(self, mrope_positions: torch.Tensor | None, num_tokens: int) -> Ids | None:
         """The positions of all tokens, `[3, num_tokens]`; `None` if SGLang did not give them."""
@@ -181,9 +181,11 @@ class Images(TextOnly):
             ids[start : start + image.num_tokens] = np.resize(image.values, len(ids[start : start + image.num_tokens]))
         return array("q", ids.tobytes())
 
-    def shifts(self, runs: Sequence[Run], tokens: Tokens) -> list[int]:
+    def shifts(self, runs: Sequence[Run], media: Media | None) -> list[int]:
         end = max((run.donor_start for run in runs), default=0)
-        here, there = self.lags(tokens), {path: self.lags(path.tokens(end)) for path in {run.donor for run in runs}}
+        # NOTE: the prompt's own images may be forgotten by now, those of a resolved donor are not.
+        here = Lags([], [0]) if media is None else Lags([end for _, end in media.spans], media.lags)
+        there = {path: self.lags(path.tokens(end)) for path in {run.donor for run in runs}}
         return [run.shift - here.at(run.target_start) + there[run.donor].at(run.donor_start) for run in runs]
 
     def lags(self, tokens: Tokens) -> Lags:

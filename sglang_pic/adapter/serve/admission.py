@@ -191,7 +191,14 @@ class PicPrefillAdder(PrefillAdder):
         return replace(admission, extend_len=min(admission.extend_len, extend_len))
 
     def _commit_prefill_admission(self, req: Req, admission: Any, mamba_gap_reserve: int) -> None:
-        super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
+        pending: PendingSplice | None = req.pic.pending
+        if pending is not None and pending.plan.prefix_len != req.prefix_len:
+            # NOTE: a load may bring more than it promised: rows that are on the device and lack their windows alone.
+            # Runs of a plan that begins before them would be written into the tree's slots.
+            self._plan(req)
+        # SGLang counts the window slots of a chunk up to the budget, which spliced tokens exceed.
+        with self._budgets(chunk=max(admission.extend_len, self.rem_chunk_tokens or 0), spliced=0):
+            super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
         self._settle(req, first_chunk=True)
 
     def _cut(self, req: Req, num_computed: int | None, *, page_size: int) -> int | None:

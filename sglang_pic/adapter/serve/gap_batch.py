@@ -199,7 +199,7 @@ def build_gap_batch(
         device: the model's device.
 
     Raises:
-        ValueError: a plan's pieces are not of all its runs.
+        ValueError: a plan is not of the request's tokens in the batch, or its pieces are not of all its runs.
     """
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
     placed, locks, offset, tier = list[Placed](), ExitStack(), 0, ON_DEVICE
@@ -214,6 +214,11 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
+            if (splice.plan.prefix_len, splice.plan.end) != (prefix_len, prefix_len + extend_len):
+                raise ValueError(
+                    f"a plan of tokens [{splice.plan.prefix_len}, {splice.plan.end}) for a request's "
+                    f"[{prefix_len}, {prefix_len + extend_len})."
+                )
             if (found := sum(piece.end - piece.start for piece in splice.pieces)) != splice.plan.num_spliced:
                 raise ValueError(f"pieces of {found} tokens for a plan that splices {splice.plan.num_spliced}.")
             placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]

@@ -19,6 +19,8 @@ class Media(NamedTuple):
     """Their positions."""
     firsts: tuple[int, ...]
     """Their first core tokens; the others count up from there."""
+    lags: tuple[int, ...]
+    """Place less position, before the first image and after each; see `features/images.py`."""
 
     def over(self, tokens: Tokens) -> Tokens:
         """Replace the images' ids in the first tokens of the prompt by core tokens, in place; returns `tokens`."""
@@ -38,6 +40,6 @@ class TextOnly:
         """SGLang's ids of a path of core tokens."""
         return array("q", tokens.astype(np.int64).tobytes())
 
-    def shifts(self, runs: Sequence[Run], tokens: Tokens) -> list[int]:
-        """The positions by which each run's keys are rotated."""
+    def shifts(self, runs: Sequence[Run], media: Media | None) -> list[int]:
+        """The positions by which the keys of each run of a prompt with these images are rotated."""
         return [run.shift for run in runs]

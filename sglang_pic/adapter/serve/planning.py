@@ -130,7 +130,7 @@ class Planning:
         plan = self._best_plan(req, rows, tokens, start, options)
         state.last_plan = LastPlan(plan.dropped, plan.changed_fields, plan.guarded)
         # Before `transfer_locks`: after an exception `rows` must have all locks.
-        shifts = self._media.shifts(plan.runs, tokens)
+        shifts = self._media.shifts(plan.runs, state.media)
         pieces = [piece for run, shift in zip(plan.runs, shifts, strict=True) for piece in rows.pieces(run, shift)]
         locks = rows.transfer_locks([run.donor for run in plan.runs])
         if plan.runs:

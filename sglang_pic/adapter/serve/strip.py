@@ -6,6 +6,7 @@ prompts in plain text all of it; token ids stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
@@ -24,22 +25,40 @@ STRIPPED: Final = Metric(
 METRICS: Final = (STRIPPED,)
 
 
+class RenderedChat(str):
+    """The text of a chat whose system prompt has been looked at: models of images get chats as text."""
+
+
 def install() -> None:
     """Register the hook on chats, in a process with an HTTP server; `strip_text` is called for other prompts."""
     if _names():
-        hook(__name__, "OpenAIServingChat._process_messages", _strip_chat)
+        hook(__name__, "OpenAIServingChat._process_messages", _render)
 
 
 def strip_text(manager: Any, obj: Any) -> None:
     """Remove the nonces from the texts of SGLang's `GenerateReqInput`."""
-    if _names() and obj.text is not None:
+    if not _names() or obj.text is None:
+        return
+    if isinstance(obj.text, RenderedChat):
+        obj.text = str(obj.text)
+    else:
         is_one = isinstance(obj.text, str)
         texts = [_strip(manager, text) for text in ([obj.text] if is_one else obj.text)]
         obj.text = texts[0] if is_one else texts
 
 
-def _strip_chat(serving: Any, request: Any, *args: object, **kwargs: object) -> None:
-    manager, first = serving.tokenizer_manager, request.messages[0] if request.messages else None
+def _render(original: Callable[..., Any], serving: Any, request: Any, *args: object, **kwargs: object) -> Any:
+    _strip_chat(serving.tokenizer_manager, request)
+    rendered = original(serving, request, *args, **kwargs)
+    # Either may be the engine's text.
+    for name in ("prompt", "prompt_ids"):
+        if isinstance(text := getattr(rendered, name), str):
+            setattr(rendered, name, RenderedChat(text))
+    return rendered
+
+
+def _strip_chat(manager: Any, request: Any) -> None:
+    first = request.messages[0] if request.messages else None
     if first is None or first.role not in ("system", "developer"):
         return
     if isinstance(first.content, str):

@@ -29,7 +29,8 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import Judged, PendingSplice, tokens_of
-from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions, RowSource
+from sglang_pic.core import MEDIA_FROM, MOST_REUSE, ContentIndex, Plan, PlanOptions, RowSource, Run
+from sglang_pic.core import Path as TokenPath
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.views import PoolView
 from tests.helpers.builders import make_stations, request
@@ -120,6 +121,21 @@ def test_two_images_that_sglang_takes_for_one_are_moved_no_more() -> None:
     assert images.read(tall) is None
     assert images.read(wide) is None
     assert images.ids(tokens) == wide.full_untruncated_fill_ids[:6], "its donors are not found again"
+
+
+def test_a_prompt_keeps_its_lags_when_its_image_is_forgotten() -> None:
+    """While it waits, another request may bring an image that SGLang takes for its own."""
+    images = Images(is_mrope=True)
+    waiting, other = (prompt((7, 5), image, (8, 300)) for image in (A, TALL))
+    other.multimodal_inputs.mm_items[0].set_hash(waiting.multimodal_inputs.mm_items[0].hash)
+    other.full_untruncated_fill_ids = waiting.full_untruncated_fill_ids
+    read(images, waiting)
+    text = TokenPath("text", [read(images, prompt((4, 64), (8, 300)))])
+    run = Run(target_start=60, target_end=200, donor_start=105, donor=text, seam_len=0)
+    turned = images.shifts([run], waiting.pic.media)
+    assert turned == [60 - 105 - 8], "twelve tokens of the image are four positions"
+    assert images.read(other) is None
+    assert images.shifts([run], waiting.pic.media) == turned
 
 
 def _stretched(req: Any) -> Any:
@@ -215,7 +231,7 @@ class Bench:
         full = self.forward(self.batch(req, self.full))
         moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in made.runs])
         ways = {
-            "right": [shift - further for shift in images.shifts(made.runs, tokens)],
+            "right": [shift - further for shift in images.shifts(made.runs, req.pic.media)],
             "by tokens": [run.shift for run in made.runs],
             "not turned": [0] * len(made.runs),
         }

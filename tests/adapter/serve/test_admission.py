@@ -3,15 +3,19 @@ counted happens."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
+from sglang.srt.mem_cache.prefill_budget import SWAPrefillBudget
 
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.core import Plan
 from tests.helpers import builders
-from tests.helpers.admitting import PAGE, Cache, adder, admit, plan, select
+from tests.helpers.admitting import PAGE, Cache, adder, admit, plan, select, stock_adder, stock_request
 
 
 @pytest.fixture
@@ -116,6 +120,39 @@ def test_a_plan_begins_behind_what_is_loaded_back(is_loaded: bool, stock: list[A
         made._select_prefill_admission(req, host_hit_length=host_hit_length, **options)
     assert [begin for begin, *_ in cache.asked] == ([48] if is_loaded else [48, 0])
     assert (len(stock), cache.num_locked) == (2, 1)
+
+
+def test_a_load_that_brings_more_than_it_promised_has_a_plan_behind_all_of_it() -> None:
+    """Rows that are on the device and lack their windows alone: runs before their end would be written over them."""
+    cache = Cache()
+    memory = SimpleNamespace(check_prefill=lambda **of: (True, of["chunk_limit"]), reserve=lambda *_, **__: None)
+    memory.has_capacity, memory.prepare_load_back = lambda: True, lambda **_: True
+    memory.load_back_needs_full_tokens = False
+    made = stock_adder(None, cache, memory)
+    cache.init_load_back = lambda _: (192, "loaded")
+    req = stock_request(plan(600, (64, 150), (300, 500)), swa_host_hit_length=49, needs_host_load_back=lambda: True)
+    assert made.add_one_req(req, False, None) is AddReqResult.CONTINUE
+    splice = req.pic.take_plan()
+    assert (req.prefix_len, req.extend_end, cache.num_locked) == (192, 600, 1)
+    assert [(run.target_start, run.target_end) for run in splice.plan.runs] == [(300, 500)]
+    assert cache.counted == [(200, None)]
+    # A plan of other tokens would be refused by the pass.
+    build_gap_batch([splice], [192], [408], [408], [torch.arange(600)], torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"a plan of tokens \[192, 600\) for a request's \[0, 600\)"):
+        build_gap_batch([splice], [0], [600], [600], [torch.arange(600)], torch.device("cpu"))
+
+
+def test_window_slots_of_spliced_tokens_are_reserved() -> None:
+    """They are allocated like all others, whatever the budget for computed tokens is."""
+    slots, cache = 24_000, Cache()
+    for name in ("full_evictable_size", "swa_evictable_size"):
+        setattr(cache, name, lambda: 0)
+    cache.sliding_window_size, cache.supports_swa, cache.supports_mamba = 1024, lambda: True, lambda: False
+    sizes = {"full_available_size": lambda: 1 << 20, "swa_available_size": lambda: slots, "size_swa": slots}
+    made = stock_adder(2048, cache, SWAPrefillBudget(SimpleNamespace(page_size=PAGE, **sizes), cache))
+    for _ in range(3):
+        made.add_one_req(stock_request(plan(20_000, (64, 19_700))), False, None)
+    assert 20_000 <= sum(req.extend_end for req in made.can_run_list) <= slots
 
 
 def test_donors_that_fill_the_pool_are_given_back_so_that_the_request_fits(stock: list[Any]) -> None:

@@ -13,6 +13,7 @@ from sglang_pic.adapter.serve import strip
 from sglang_pic.config import CONFIG_VARIABLE
 
 MANAGER = SimpleNamespace(served_model_name="m", server_args=SimpleNamespace(enable_metrics=False))
+SERVING = SimpleNamespace(tokenizer_manager=MANAGER)
 HEADER = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;"
 
 
@@ -27,7 +28,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def served(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     """The messages that SGLang renders."""
     request = ChatCompletionRequest(model="m", messages=[*messages])
-    strip._strip_chat(SimpleNamespace(tokenizer_manager=MANAGER), request, False)
+    strip._render(lambda *_: SimpleNamespace(prompt="", prompt_ids=[5]), SERVING, request, False)
     return [{"role": one.role, "content": one.model_dump()["content"]} for one in request.messages]
 
 
@@ -66,6 +67,18 @@ def test_texts_lose_it_and_token_ids_stay() -> None:
         obj = SimpleNamespace(text=sent, input_ids=[5])
         strip.strip_text(MANAGER, obj)
         assert (obj.text, obj.input_ids) == (left, [5])
+
+
+def test_a_chat_that_reaches_the_engine_as_text_loses_nothing_more() -> None:
+    """Models of images get chats as text: what users wrote is not looked at."""
+    chat = f"<system>You help.<user>{HEADER}"
+    request = ChatCompletionRequest(model="m", messages=[{"role": "system", "content": "You help."}, USER])
+    for name in ("prompt", "prompt_ids"):
+        rendered = SimpleNamespace(**{"prompt": "", "prompt_ids": [5]} | {name: chat})
+        obj = SimpleNamespace(text=getattr(strip._render(lambda *_, it=rendered: it, SERVING, request, True), name))
+        strip.strip_text(MANAGER, obj)
+        assert obj.text == chat
+        assert type(obj.text) is str
 
 
 def test_without_the_setting_nothing_is_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
