@@ -110,7 +110,8 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pin_max_percent: Annotated[
         int,
         Range(0, 100),
-        "Largest share of the KV pool, in percent, that pinned prompts may lock; beyond it the oldest are released.",
+        "Largest share of the KV pool, in percent, that pins may lock; beyond it those of the lowest priority are "
+        "released, the oldest first.",
     ] = 25
     tenant_metrics: Annotated[
         bool, "Count prompt tokens and spliced ones by tenant: 64 at most, each named by a hash of its salt or key."

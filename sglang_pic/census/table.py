@@ -58,8 +58,8 @@ _EDITS = {
     "--edit in_place all of it.",
 }
 _AGED = (
-    "They depend on more changes than --max-generation allows; with a larger one, or with --edit in_place, they would "
-    "be spliced."
+    "rows depend on more changes than --max-generation allows; no column counts them. With a larger one, or with "
+    "--edit in_place, they would be spliced."
 )
 
 
@@ -87,10 +87,7 @@ def render(census: Census, config: CoreConfig) -> str:
         parts += _table(title, told, _CHANGES)
         parts += [_EDITS[config.edit], ""]
     if aged := sum(counts.detail.changed_fields.aged_calls for counts in census.files):
-        parts += [
-            f"In {aged:,} calls rows were refused for their age, and no column counts them. {_AGED}",
-            "",
-        ]
+        parts += [f"In {aged:,} calls {_AGED}", ""]
     if any(counts.detail.upper_bound for _, counts in told):
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)
@@ -137,10 +134,10 @@ def _headline(total: Counts) -> list[str]:
         return []
     prefix, chunk = (ratio(part, total.prompt_tokens) for part in (total.prefix_tokens, total.chunk_tokens))
     served = f"A prefix cache serves {percent(prefix)} of {shown_tokens(total.prompt_tokens)} prompt tokens."
-    more = f"This cache would serve {percent(chunk)} more: {percent(total.recovered)} of what stock SGLang computes."
+    more = f"This cache would splice {percent(chunk)}: {percent(total.recovered)} of what stock SGLang computes."
     inherited = total.detail.inherited_calls
     share = percent(ratio(inherited, total.calls))
-    rest = f"{inherited:,} calls ({share}) splice nothing and stand on rows that earlier calls spliced."
+    rest = f"{inherited:,} calls ({share}) splice nothing, but their prefix hits have spliced rows."
     return [f"{served} {more}", "", *([rest, ""] if inherited else [])]
 
 
@@ -225,7 +222,8 @@ def _words(told: _Rows, config: CoreConfig) -> list[RenderableType]:
 
 def _never_spliced(config: CoreConfig) -> list[str]:
     """The kinds of repeated tokens that the settings never splice."""
-    reasons = [f"repeats shorter than {config.min_run_tokens} tokens"]
+    least = max(config.min_run_tokens, config.seam_tokens + config.min_spliced_tokens)
+    reasons = [f"most repeats shorter than {least} tokens"]
     if config.seam_tokens:
         reasons.append(f"the first {config.seam_tokens} tokens of a run (its seam)")
     if config.sink_tokens:

@@ -49,10 +49,10 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # With 256 MiniSWE's first calls lose as much as without it: study/context.md.
     other_tail_tokens: Annotated[
         Length,
-        "The same for rows whose donor read another text before them, such as another task: more than 128 tokens that "
-        "the prompt lacks, or less than half of the prompt's text; at least `tail_tokens`, and none if that is 0. Of "
-        "rows that begin in the last twice as many tokens, the first half as many are computed, too, if the donor read "
-        "another text or lacks 96 or more of as many tokens before them.",
+        "The same if a run's donor read a different text before it: more than 128 tokens that the prompt lacks, or "
+        "less than half of the prompt's text; at least `tail_tokens`, and 0 if that is 0. A run that begins within "
+        "twice this length of the end has half this length computed at its start, if its donor read a different text "
+        "or lacks 96 or more of as many tokens before it.",
     ] = 512
     reordered: Annotated[
         Literal["compute", "splice"],

@@ -119,7 +119,7 @@ def _print_causes(findings: Findings, gains: Sequence[tuple[str, int]]) -> None:
         return
     print(f"\n{_table(rows)}\n")
     print(
-        "lost: were there before, and a prefix cache computes them again; spliced: this cache moves these of them;\n"
+        "lost: cached before, but a prefix cache computes them again; spliced: those that this cache moves;\n"
         "guarded: computed, because a field before them has another value."
     )
     for group in causes[:_NUM_ADVICE]:

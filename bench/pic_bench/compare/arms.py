@@ -44,7 +44,7 @@ def build_arms(names: Sequence[str], *, server_args: Sequence[str], pic_config: 
     """
     kinds = {kind.value: kind for kind in ArmKind}
     if not {*names} <= kinds.keys() or not names:
-        raise ConfigError(f"--arms {','.join(names)!r}: must be of {', '.join(kinds)}, each as often as you like.")
+        raise ConfigError(f"--arms {','.join(names)!r}: must be among {', '.join(kinds)}, each as often as you like.")
     seen: Counter[str] = Counter()
     arms = []
     for name in names:

@@ -163,12 +163,8 @@ def _features() -> str:
 
 
 def _verbs() -> str:
-    """What each verb is for, and the exit codes that are its own; `--help` has its arguments and examples."""
-    lines = []
-    for name, verb in VERBS.items():
-        exits = "; ".join(f"`{code}` {meaning}" for code, meaning in verb.exits.items())
-        lines.append(f"- `{name}`: {verb.help}. {exits}.\n")
-    return "".join(lines)
+    """What each verb is for; `--help` has its arguments, examples and exit codes."""
+    return _listed({_code(name): f"{verb.help}." for name, verb in VERBS.items()})
 
 
 def _named(entry: Support) -> str:

@@ -126,7 +126,7 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
     """Run the soaks; the counts so far are kept after each round."""
     names = [*SETTING.setups] if args.setups == "all" else args.setups.split(",")
     if unknown := [name for name in names if name not in SETTING.setups]:
-        raise ConfigError(f"--setups {unknown[0]}: must be of {', '.join(SETTING.setups)}, or all.")
+        raise ConfigError(f"--setups {unknown[0]}: must be among {', '.join(SETTING.setups)}, or all.")
     out, found = args.out, []
     for name in names:
         args.out = out.with_stem(f"{out.stem}-{name}") if out and len(names) > 1 else out

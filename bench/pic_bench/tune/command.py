@@ -92,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
 def _check_number(sample: Sample, needed: int) -> None:
     """Refuse a single session, and say if the half that certifies has fewer than the budget needs without any loss."""
     if sample.sessions < 2:
-        raise ConfigError("the logs have one session with a call that fits: one chooses, another certifies; give more.")
+        raise ConfigError(
+            "one session alone has a call that fits; one has to choose and another to certify: give more logs."
+        )
     if (certifying := sample.sessions - sample.num_choosing) < needed:
         print(
             f"sglang-pic: {certifying} sessions certify, and this budget needs {needed} even if nothing is lost: "

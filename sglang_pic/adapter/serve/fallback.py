@@ -25,7 +25,7 @@ class Fallback(Reason):
     FAULT_STORE = "fault_store", "An exception while HiCache's store was read or written; affected tokens are computed."
     FAULTS = "faults", "Faults have switched splicing off, or emptied the index after the request was received."
     HIDDEN_STATES = "hidden_states", "The request wants hidden states of its prompt."
-    INPUT_LOGPROBS = "input_logprobs", "The request wants logprobs of its prompt."
+    INPUT_LOGPROBS = "input_logprobs", "The request wants logprobs of its whole prompt."
     KEY = "key", "The request's extra_key or cache_salt has more than 1,024 characters."
     MEDIA = (
         "media",

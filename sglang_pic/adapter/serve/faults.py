@@ -97,7 +97,7 @@ class Faults:
         self._by_reason[reason] += 1
         if self._by_reason[reason] == 1:
             logger.error(
-                "sglang_pic: %s (%s) No answer is affected. Please report this; further faults of this reason are "
+                "sglang_pic: %s (%s) No answer is wrong. Please report this; further faults of this reason are "
                 "counted and logged at DEBUG.",
                 reason.description,
                 reason.value,
