@@ -214,13 +214,7 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
-            if (splice.plan.prefix_len, splice.plan.end) != (prefix_len, prefix_len + extend_len):
-                raise ValueError(
-                    f"a plan of tokens [{splice.plan.prefix_len}, {splice.plan.end}) for a request's "
-                    f"[{prefix_len}, {prefix_len + extend_len})."
-                )
-            if (found := sum(piece.end - piece.start for piece in splice.pieces)) != splice.plan.num_spliced:
-                raise ValueError(f"pieces of {found} tokens for a plan that splices {splice.plan.num_spliced}.")
+            _check(splice, prefix_len, prefix_len + extend_len)
             placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
             locks.push(splice.locks)
             tier = splice.tier
@@ -242,6 +236,14 @@ def build_gap_batch(
         start_lens=logprob_starts,
         locks=locks,
     )
+
+
+def _check(splice: PendingSplice, start: int, end: int) -> None:
+    plan, found = splice.plan, sum(piece.end - piece.start for piece in splice.pieces)
+    if (plan.prefix_len, plan.end) != (start, end):
+        raise ValueError(f"a plan of tokens [{plan.prefix_len}, {plan.end}) for a request's [{start}, {end}).")
+    if found != plan.num_spliced:
+        raise ValueError(f"pieces of {found} tokens for a plan that splices {plan.num_spliced}.")
 
 
 def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
