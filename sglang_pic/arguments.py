@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 from sglang_pic.errors import did_you_mean
 
@@ -15,6 +16,15 @@ API_KEY: Final = "SGLANG_PIC_API_KEY"
 CACHE_SALT: Final = "SGLANG_PIC_CACHE_SALT"
 """The environment variable of a namespace's `cache_salt`."""
 _SERVER_ARGS: Final = "server_args"
+
+
+def is_http(url: str) -> bool:
+    """Whether a text is the address of an HTTP server."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def secret(variable: str) -> str | None:

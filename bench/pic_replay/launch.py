@@ -18,7 +18,7 @@ import pic_traces
 from pic_traces.errors import OptionError, ReplayError
 
 import pic_replay
-from pic_replay.options import ReplayOptions
+from pic_replay.options import HIDDEN, ReplayOptions
 from pic_replay.turns import TURN
 from sglang_pic.output import write_whole
 
@@ -193,5 +193,7 @@ def _dup_stderr() -> int:
 
 
 def _command(options: ReplayOptions) -> str:
-    words, secret = [Path(sys.argv[0]).name, *sys.argv[1:]], options.api_key
-    return shlex.join([word.replace(secret, "[not recorded]") if secret else word for word in words])
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    for secret in options.secrets:
+        words = [word.replace(secret, HIDDEN) for word in words]
+    return shlex.join(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -11,6 +12,7 @@ from pic_traces.errors import OptionError
 from pic_traces.session import JsonValue
 
 from pic_replay.pace import Pace
+from sglang_pic.arguments import is_http
 
 
 class FlattenTools(Enum):
@@ -21,11 +23,15 @@ class FlattenTools(Enum):
     NEVER = "never"
 
 
+HIDDEN: Final = "[not recorded]"
+"""In files, in the place of a secret."""
+
+
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of one replay; the command line's help has the meaning of each.
 
     Beyond that: `base_url` is without `/v1`; `custom_params` goes into the body's field of that name, which SGLang
-    passes to plugins; `extra_body` is merged last; `api_key` is never written to the run folder.
+    passes to plugins; `extra_body` is merged last; `secrets` are never written to the run folder.
     """
 
     schema_version: int = 1
@@ -71,8 +77,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise OptionError(f"{name}={seconds!r}: must be 0 or more seconds.")
         if not self.timeout_s > 0:
             raise OptionError(f"timeout_s={self.timeout_s!r}: must be more than 0.")
-        url = urlsplit(self.base_url)
-        if url.scheme not in {"http", "https"} or not url.hostname:
+        if not is_http(self.base_url):
             raise OptionError(f"base_url={self.base_url!r}: must be like http://127.0.0.1:30000.")
         return self
 
@@ -81,6 +86,16 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """When calls are made; without `spread_s` all sessions may start at once."""
         return Pace(self.spread_s or 0.0, self.pause_s, self.pace_seed)
 
+    @property
+    def secrets(self) -> list[str]:
+        """The API key, the login in the address and the requests' salt, which no file may show."""
+        login = urlsplit(self.base_url).netloc.rpartition("@")[0]
+        return [str(each) for each in (self.api_key, login, self.extra_body.get("cache_salt")) if each]
+
     def without_secrets(self) -> ReplayOptions:
-        """The same options with the API key blanked, for files and messages."""
-        return msgspec.structs.replace(self, api_key=None if self.api_key is None else "[not recorded]")
+        """The same options without `secrets`, for files and messages."""
+        key = None if self.api_key is None else HIDDEN
+        salt = {"cache_salt": HIDDEN} if self.extra_body.get("cache_salt") else {}
+        url = urlsplit(self.base_url)
+        url = url._replace(netloc=url.netloc.rpartition("@")[2])
+        return msgspec.structs.replace(self, api_key=key, base_url=url.geturl(), extra_body=self.extra_body | salt)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sglang_pic.arguments import API_KEY, CACHE_SALT, secret
+from sglang_pic.arguments import API_KEY, CACHE_SALT, is_http, secret
 from sglang_pic.client import Pin, Receipt, Skills
 from sglang_pic.errors import ConfigError
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 1 if there was nothing to drop.
     """
-    if not args.base_url.startswith(("http://", "https://")):
+    if not is_http(args.base_url):
         raise ConfigError(f"--base-url={args.base_url!r}: must be like http://127.0.0.1:30000.")
     with Skills(
         args.base_url,

@@ -30,6 +30,8 @@ class CachingServer:
     """Standard deviation of logits, at each request anew."""
     is_wrong: bool = False
     """Whether rows from the cache are of another text."""
+    is_wrong_whole: bool = True
+    """Also where all but the last token is cached."""
     caches: bool = True
     seen: dict[str, list[list[str]]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,7 +49,8 @@ class CachingServer:
             cached = max((common(prompt, other) for other in known), default=0) if self.caches else 0
             cached = min(cached, len(prompt) - 1)
             known.append(prompt)
-        rows = " ".join(prompt) + (str(cached) if self.is_wrong and cached > 5 else "")
+        is_wrong = self.is_wrong and cached > 5 and (self.is_wrong_whole or cached < len(prompt) - 1)
+        rows = " ".join(prompt) + (str(cached) if is_wrong else "")
         tokens, content = list[str](), list[dict[str, Any]]()
         for _ in range(body["max_tokens"]):
             logits = self.logits(" ".join([rows, *tokens]))
@@ -126,6 +129,14 @@ def test_a_wrong_cache_is_found_and_noise_is_not(
     assert len(found["grown"]) == (12 if knows_cold else 0), "a call of each session but the first"
     told = [pair["cached_tokens"] for pair in found["again"]]
     assert all(told) if properties["tells_cached"] else told == [None] * 14
+
+
+def test_a_cache_that_is_wrong_for_parts_of_prompts_alone_is_found(check: Check) -> None:
+    """A server without noise answers a whole prompt again exactly."""
+    code, found = check(is_wrong=True, is_wrong_whole=False)
+    assert code == 1
+    assert {pair["kl"] for pair in found["again"]} == {0}
+    assert len(found["wrong"]) > 0.8 * len(found["grown"])
 
 
 def test_a_noisy_server_needs_more_to_be_called_wrong(check: Check) -> None:

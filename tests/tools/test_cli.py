@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -283,6 +284,13 @@ def test_a_bar_redraws_its_line_and_its_text_cannot(capsys: pytest.CaptureFixtur
         print("\r 50 % \r\x1b[A", end="", file=sys.stderr)
         sys.stdout.writelines(["a\tb\n", "\r\rc"])
     assert capsys.readouterr() == ("a\tb\n\r\\u000dc", "\r 50 % \\u000d\\u001b[A")
+
+
+def test_what_a_terminal_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", written := io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    with printable_output():
+        print("a \u2192 b \xe9", flush=True)
+    assert written.buffer.getvalue() == b"a \\u2192 b \xe9\n"  # type: ignore[attr-defined]
 
 
 SAMPLE = "sample:opendevin --limit-sessions 1"

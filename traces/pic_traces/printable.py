@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 # C0 but tab and newline, DEL and C1, which terminals obey; marks that turn the direction of what comes after them; half
@@ -20,7 +21,13 @@ def printable(text: str) -> str:
 
 @contextmanager
 def printable_output() -> Iterator[None]:
-    """Print text as `printable` says: in the context, or in a function that this decorates."""
+    """Print text as `printable` says: in the context, or in a function that this decorates.
+
+    What the encoding of a stream lacks is escaped, too.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     with redirect_stdout(_escaping(sys.stdout)), redirect_stderr(_escaping(sys.stderr)):
         yield
 

@@ -72,7 +72,7 @@ def judge(sender: Sender, sendings: Sequence[Sendings], *, base_url: str, trace:
         for each in sendings
         if each.grown is not None and each.grown.cached_tokens != 0
     ]
-    limit = max(LEAST_LIMIT, _TIMES_NOISE * max(_kls(noise), default=0.0)) if any(_kls(again)) else None
+    limit = max(LEAST_LIMIT, _TIMES_NOISE * max(_kls(noise), default=0.0)) if _kls([*again, *grown]) else None
     return Result(
         base_url=base_url,
         model=sender.info.model,
@@ -113,9 +113,9 @@ def sentences(result: Result) -> Iterator[str]:
         kl = "" if pair.kl is None else f" KL {pair.kl:.3g} at token {pair.at},"
         cached = f"{'?' if pair.cached_tokens is None else f'{pair.cached_tokens:,}'} of {pair.prompt_tokens:,} tokens"
         yield f"WRONG: session {pair.session_id}, call {pair.call}:{kl} {cached} cached"
-    rule = "that differ more often than noise does" if result.limit is None else f"beyond a KL of {result.limit:.3g}"
+    rule = "differ more often than noise does" if result.limit is None else f"are beyond a KL of {result.limit:.3g}"
     checked = len(result.again) + len(result.grown)
-    yield f"{len(result.wrong)} of {checked} cached answers are {rule}."
+    yield f"{len(result.wrong)} of {checked} cached answers {rule}."
 
 
 def _pair(sendings: Sendings, base: Sent, other: Sent) -> Pair:

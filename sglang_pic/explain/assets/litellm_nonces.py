@@ -25,8 +25,11 @@ def strip(text: str) -> str:
 def strip_content(content: Any) -> Any:
     if isinstance(content, str):
         return strip(content)
-    parts = [{**part, "text": strip(part["text"])} if part.get("text") else part for part in content or []]
-    return [part for part in parts if part.get("text") != ""]
+    parts = [
+        {**part, "text": strip(part["text"])} if isinstance(part, dict) and part.get("text") else part
+        for part in content or []
+    ]
+    return [part for part in parts if not isinstance(part, dict) or part.get("text") != ""]
 
 
 class Nonces(CustomLogger):

@@ -6,7 +6,7 @@
 //     js_import pic_nonces from /etc/nginx/pic_nonces.js;
 //     js_set $pic_body pic_nonces.body;
 //     server {
-//       location /v1/ {
+//       location ~ ^/v1/(chat/completions|completions|messages|responses)$ {
 //         client_max_body_size 64m;
 //         client_body_buffer_size 64m;
 //         proxy_set_body $pic_body;
@@ -18,7 +18,6 @@
 
 // What stays, what is removed right after it, and the characters within which it begins.
 const NONCES = [];
-// nginx gives every request variables of its own.
 let isChanged = false;
 
 function strip(text) {
@@ -38,21 +37,26 @@ function stripContent(content) {
     return strip(content);
   }
   (content || []).forEach(part => {
-    if (part.text) {
+    if (part && part.text) {
       part.text = strip(part.text);
     }
   });
-  return content && content.filter(part => part.text !== '');
+  return content && content.filter(part => !part || part.text !== '');
 }
 
 function body(r) {
   const text = r.requestText || '';
-  let request;
+  isChanged = false;
   try {
-    request = JSON.parse(text);
+    return stripped(text);
   } catch (e) {
+    // No request that is known: the server says what is wrong with it.
     return text;
   }
+}
+
+function stripped(text) {
+  const request = JSON.parse(text);
   ['system', 'instructions'].forEach(key => {
     if (request[key]) {
       request[key] = stripContent(request[key]);

@@ -173,7 +173,9 @@ def test_command_line(fake: FakeServer, tmp_path: Path) -> None:
     def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(argv, capture_output=True, text=True, env={**ENV, **env}, timeout=60, check=False)
 
-    done = run(*command(fake, good, tmp_path / "r1", "--json"), SGLANG_PIC_API_KEY="secret")
+    url, salt = fake.url.replace("://", "://secret:secret@"), '{"cache_salt": "secret"}'
+    words = command(fake, good, tmp_path / "r1", "--json", "--extra-body", salt, "--base-url", url)
+    done = run(*words, SGLANG_PIC_API_KEY="secret")
     assert done.returncode == 0
     assert json.loads(done.stdout)["completed"] == 1
     assert "1/1" in done.stderr
@@ -280,7 +282,10 @@ def test_prompt_part_keeps_thoughts_and_its_key_ignores_order() -> None:
         (["--sessions", "0"], r"sessions=0: must be 1 or more\."),
         (["--logprobs", "21"], "logprobs=21: must be 20 or less"),
         (["--spread-s", "9", "--sessions", "2"], "sessions=2: leave it out with spread_s"),
-        (["--base-url", "localhost:3"], "base_url='localhost:3': must be like http"),
+        *(
+            (["--base-url", url], "base_url='.*': must be like http")
+            for url in ("localhost:3", "http://[::1", "http://h:99999")
+        ),
         (["--custom-params", "[1]"], r"--custom-params='\[1\]': is list; a JSON object is expected"),
         (["--extra-body", "{"], r"--extra-body='\{': is not JSON"),
     ],

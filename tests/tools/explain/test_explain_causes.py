@@ -302,8 +302,9 @@ def test_the_rule_for_litellm_removes_what_the_server_removes(
     user = {"role": "user", "content": HEADER.format(1)}
     for text, without in [(text.format(1), without) for _, text, without in FORMS] + [(text, text) for text in SOUND]:
         assert served({"system": text, "messages": [user]}) == {"system": without, "messages": [user]}
-        parts = [{"type": "text", "text": each} for each in (text, "More.")]
-        left = [{"type": "text", "text": each} for each in (without, "More.") if each]
+        image = {"type": "image_url"}
+        parts = [{"type": "text", "text": text}, "More.", image]
+        left = [*([{"type": "text", "text": without}] if without else []), "More.", image]
         assert served({"system": parts, "messages": [user]}) == {"system": left, "messages": [user]}
         chat = {"messages": [{"role": "system", "content": text}, user]}
         assert served(chat) == {"messages": [*([{"role": "system", "content": without}] if without else []), user]}
