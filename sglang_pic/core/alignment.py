@@ -6,7 +6,8 @@
 The walk begins at the run, where both sides are equal, and goes back. A difference of at most `max_field_tokens` on
 both sides, between equal flanks, is a changed field; so is a removed text, such as a correction, and an added one of a
 quarter of that. If only one side of a longer difference is short, a field changed beside an added or removed text. A
-replaced image is a changed field of any length. All other differences are moved or other text.
+replaced image is a changed field of any length. All other differences are moved or other text. Fields before an added
+or removed text are found from the common prefix on.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _FLANK_TOKENS = 8
 _SAME_TOKENS = 4
 # A text that was only added is a field up to this part of `max_field_tokens`.
 _ADDED_PART = 4
-# How far before a difference equal text is looked for, in parts of `max_field_tokens`.
-_PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
+# Equal text before a difference is looked for at every such token.
+_PROBE_TOKENS = 4
 # Beside an added or removed text, the long side is compared over so many tokens more than the short side has.
 _BESIDE_TOKENS = 8
 MAX_ALIGNED_FIELDS = 256
@@ -57,11 +58,29 @@ class Difference(NamedTuple):
 class Alignment(NamedTuple):
     """How the context of one donor differs from the prompt."""
 
-    context: Context
+    rest: Context
+    """Of what is left beside the fields."""
     fields: tuple[Difference, ...] = ()
+
+    @property
+    def context(self) -> Context:
+        """With the fields."""
+        return Context.CHANGED if self.fields else self.rest
 
 
 _SAME, _MOVED, _OTHER = map(Alignment, (Context.SAME, Context.MOVED, Context.OTHER))
+
+
+class _Ahead(NamedTuple):
+    """How a donor's path goes on after the prefix that it shares with the prompt, up to another text."""
+
+    old_at: int
+    """It is compared up to here."""
+    new_at: int
+    fields: tuple[tuple[int, Difference], ...] = ()
+    """Ascending, each with its end on the path."""
+    is_over: bool = False
+    """Whether another text begins here."""
 
 
 class Aligner:
@@ -75,12 +94,14 @@ class Aligner:
 
     def __init__(self, trie: Trie, tokens: Tokens, max_field_tokens: int) -> None:
         self._trie, self._tokens, self._most = trie, tokens, max_field_tokens
-        self._probes = np.array(sorted({round(part * max_field_tokens) for part in _PROBES}), np.int64)
+        self._probes = np.arange(0, max_field_tokens + 1, _PROBE_TOKENS, np.int64)
         # (serial of a node, shift) -> the last alignment there: a later run is often on the same path.
         self._known: dict[tuple[int, int], tuple[int, Alignment]] = {}
         self._known_parts: dict[tuple[bytes, int, int], list[tuple[Span, Span]]] = {}
         # Serial of a node or the root -> how many leading tokens its path shares with the prompt.
         self._shared: dict[int, int] = {}
+        # Serial of a node -> the fields ahead on its path, as far as it goes.
+        self._aheads: dict[int, _Ahead] = {}
         self.work = 0
         """Cost so far, in tokens compared."""
 
@@ -105,6 +126,9 @@ class Aligner:
         while True:
             low = max(shared, shared + shift)
             known_from, known = self._known.get((node.serial, shift), (low, None))
+            if known_from > at:
+                # It is the alignment of a later run.
+                known_from, known = low, None
             if at > low:
                 self.work += budget.PER_WALK_STEP + at
                 node, at, _ = equal_start(node, at, shift, self._tokens, max(low, min(known_from, at)), ANY)
@@ -167,9 +191,12 @@ class Aligner:
 
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
         """The lengths of a short difference that ends at these places, after equal text; None if there is none."""
-        most = self._most
-        old = tokens_before(node, old_end, min(most + _FLANK_TOKENS, old_end - shared))
-        new = self._tokens[max(shared, new_end - most - _FLANK_TOKENS) : new_end]
+        most = self._most + _FLANK_TOKENS
+        old = tokens_before(node, old_end, min(most, old_end - shared))
+        return self._short(old, self._tokens[max(shared, new_end - most) : new_end])
+
+    def _short(self, old: Tokens, new: Tokens) -> tuple[int, int] | None:
+        """The lengths of a short difference at the end of these tokens."""
         skipped, at = token_loops.find_flank(old, new, self._probes, _FLANK_TOKENS)
         if at < 0:
             return None
@@ -183,16 +210,59 @@ class Aligner:
         short = min(old_len, new_len)
         if short == 0:
             return _join(_MOVED, fields)
-        if short > self._most or shared == 0:
+        if shared == 0:
             return _join(_OTHER, fields)
+        if short > self._most:
+            ahead = self._ahead(_at(node, at - shift), shared)
+            short = min(at - shift - ahead.old_at, at - ahead.new_at)
+            values = [max(len(field.old), field.new[1] - field.new[0]) for _, field in ahead.fields]
+            if max(short, _ADDED_PART * max(values, default=0)) > self._most:
+                return _join(_OTHER, fields)
+            # Values changed, and between them and the run text was added or removed.
+            before = [field for end, field in ahead.fields if end <= at - shift and field.new[1] <= at]
+            return _join(Alignment(Context.OTHER, tuple(before)), fields)
         # The rest of the longer side is the text that was added or removed.
         most = short + _BESIDE_TOKENS
         old_end, new_end = shared + min(old_len, most), shared + min(new_len, most)
-        while node.start >= old_end:
-            assert node.parent is not None, "a path begins at the root"
-            node = node.parent
-        fields += self._differences(node, old_end, old_end - shared, new_end, new_end - shared)
+        fields += self._differences(_at(node, old_end), old_end, old_end - shared, new_end, new_end - shared)
         return _join(_OTHER, fields)
+
+    def _ahead(self, node: Node, shared: int) -> _Ahead:
+        """The fields on the path to a node after the prefix that it shares with the prompt, up to another text."""
+        line: list[Node] = []
+        while node.serial not in self._aheads and node.parent is not None and node.end > shared:
+            line.append(node)
+            node = node.parent
+        ahead = self._aheads.get(node.serial, _Ahead(shared, shared))
+        for each in reversed(line):
+            ahead = self._aheads[each.serial] = self._extended(ahead, each)
+        return ahead
+
+    def _extended(self, ahead: _Ahead, node: Node) -> _Ahead:
+        """The same with the tokens of one more node of the path."""
+        (old_at, new_at, known, is_over), most = ahead, self._most + _FLANK_TOKENS
+        fields = list(known)
+        path = tokens_before(node, node.end, node.end - old_at)
+        self.work += len(path)
+        while not is_over:
+            left = path[len(path) - (node.end - old_at) :]
+            equal = common_len(left, self._tokens[new_at:])
+            old_at, new_at, left = old_at + equal, new_at + equal, left[equal:]
+            if not len(left):
+                break
+            # Backwards the difference is at the end.
+            old, new = (side[:most][::-1].copy() for side in (left, self._tokens[new_at:]))
+            lens = self._short(old, new)
+            if lens is None:
+                # What comes after this node may end the difference.
+                is_over = len(left) >= most
+                break
+            old_at, new_at = old_at + lens[0], new_at + lens[1]
+            if lens[0] > 0 or lens[1] <= self._most // _ADDED_PART:
+                found = self._differences(_at(node, old_at), old_at, lens[0], new_at, lens[1])
+                fields += [(old_at, field) for field in [*found][::-1]]
+            is_over = len(fields) > MAX_ALIGNED_FIELDS
+        return _Ahead(old_at, new_at, tuple(fields), is_over)
 
     def _differences(self, node: Node, old_end: int, old_len: int, new_end: int, new_len: int) -> Iterator[Difference]:
         """The fields in a difference, from the last one back."""
@@ -230,6 +300,14 @@ class Aligner:
         return parts
 
 
+def _at(node: Node, end: int) -> Node:
+    """The node on a path that has the token before a place."""
+    while node.start >= end:
+        assert node.parent is not None, "a path begins at the root"
+        node = node.parent
+    return node
+
+
 def _image_at_end(tokens: Tokens) -> int:
     """How many trailing tokens are media."""
     text = np.flatnonzero(tokens[::-1] < MEDIA_FROM)
@@ -240,4 +318,4 @@ def _join(rest: Alignment, fields: list[Difference]) -> Alignment:
     """The alignment `rest` with `fields`, given from the last one back, added after its own."""
     if not fields:
         return rest
-    return Alignment(Context.CHANGED, (*rest.fields, *reversed(fields))[: MAX_ALIGNED_FIELDS + 1])
+    return Alignment(rest.rest, (*rest.fields, *reversed(fields))[: MAX_ALIGNED_FIELDS + 1])

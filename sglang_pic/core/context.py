@@ -21,7 +21,7 @@ from enum import Enum
 import numpy as np
 
 from sglang_pic.core.path import Path
-from sglang_pic.core.plan import Context, Run
+from sglang_pic.core.plan import Run
 from sglang_pic.core.spans import Span
 from sglang_pic.core.tokens import Tokens
 
@@ -55,7 +55,7 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
     numpy if they are not in its order.
 
     A run is reordered if, of the runs with the same donor, those that it has changed sides with have at least a quarter
-    of its length; and with `Context.OTHER` if such runs have three donors and most of the spliced tokens.
+    of its length; and after another text if such runs have three donors and most of the spliced tokens.
     """
     reordered = np.zeros(len(runs), bool)
     by_donor: dict[Path, list[int]] = defaultdict(list)
@@ -73,7 +73,7 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
             rows = slice(start, start + _ROWS)
             changed_sides = (here[rows, None] < here) != (there[rows, None] < there)
             reordered[places[rows]] = changed_sides @ lengths >= _MOST_CHANGED_SIDES * lengths[rows]
-    others = [at for at, run in enumerate(runs) if run.context is Context.OTHER]
+    others = [at for at, run in enumerate(runs) if run.is_other]
     num_spliced = sum(run.num_tokens for run in runs)
     if (
         len({runs[at].donor for at in others}) >= _LEAST_DONORS

@@ -29,6 +29,8 @@ from sglang_pic.core.trie import Node, Trie
 
 # Fewer tokens between two computed spans are computed too: a gap costs more.
 _MIN_PIECE_TOKENS = 16
+# The first tokens of a message are its role.
+_ROLE_TOKENS = 4
 # Limits on the fields of one plan, and on those of all its runs together; runs beyond them are computed. Recorded
 # sessions have at most 21 changed fields in a plan, and 27 runs.
 _MAX_FIELDS = 512
@@ -70,7 +72,7 @@ class Guard:
         self._fields: dict[int, tuple[Difference, ...]] = {}
         # Serial of a node -> the highest generation above it.
         self._above: dict[int, int] = {}
-        self._of_messages: dict[tuple[Span, bytes], bool] = {}
+        self._parts: dict[tuple[Span, bytes], list[Difference]] = {}
         self._work = 0
         self._refused: list[Span] = []
         self.dropped: Counter[DropReason] = Counter()
@@ -107,7 +109,8 @@ class Guard:
             return None
         self._fields[run.target_start] = alignment.fields
         generation = self._generation(node, run.donor_end)
-        return msgspec.structs.replace(run, context=alignment.context, generation=generation)
+        is_other = alignment.rest is Context.OTHER
+        return msgspec.structs.replace(run, context=alignment.context, is_other=is_other, generation=generation)
 
     def protect(self, runs: list[Run]) -> Guarded:
         """Remove the spans that must be computed from the runs."""
@@ -161,15 +164,14 @@ class Guard:
         found = self._aligner.align(node, start, shift)
         if self._lexicon is None or not 0 < len(found.fields) <= MAX_ALIGNED_FIELDS:
             return found
-        fields = tuple(field for field in found.fields if not self._is_of_messages(field, self._lexicon))
-        return Alignment(Context.CHANGED, fields) if fields else Alignment(Context.MOVED)
+        fields = tuple(part for field in found.fields for part in self._within_messages(field, self._lexicon))
+        return Alignment(max(found.rest, Context.MOVED, key=[*Context].index), fields)
 
-    def _is_of_messages(self, field: Difference, lexicon: Lexicon) -> bool:
-        """Whether whole messages or their number differ, which is no value that changed."""
-        if field.key not in self._of_messages:
-            sides = field.old, self._tokens[slice(*field.new)]
-            self._of_messages[field.key] = any(map(lexicon.has_message_break, sides))
-        return self._of_messages[field.key]
+    def _within_messages(self, field: Difference, lexicon: Lexicon) -> list[Difference]:
+        """The parts of a field that are in messages which both sides have; whole messages are no value that changed."""
+        if field.key not in self._parts:
+            self._parts[field.key] = _parts_of_messages(field, self._tokens, lexicon)
+        return self._parts[field.key]
 
     def _must_compute(self, fields: list[Difference]) -> list[Mentions]:
         """For each field the first position that names it, and the spans to compute because of it."""
@@ -239,3 +241,23 @@ class Guard:
         if num_tokens < _MIN_PIECE_TOKENS:
             return False
         return self._cost is None or self._cost.saves(num_tokens, gap_start) > 0
+
+
+def _parts_of_messages(field: Difference, tokens: Tokens, lexicon: Lexicon) -> list[Difference]:
+    """The field itself if no message begins or ends in it; if one does on both sides, the end of the message before and
+    the beginning of the one after, where these begin and go on alike."""
+    start, end = field.new
+    new = tokens[start:end]
+    (old_first, old_last), (new_first, new_last) = (lexicon.message_breaks(side) for side in (field.old, new))
+    if old_last < 0 and new_last < 0:
+        return [field]
+    parts = list[Difference]()
+    if old_last < 0 or new_last < 0:
+        return parts
+    if old_first and new_first and not lexicon.has_message_break(field.before[-_ROLE_TOKENS:]):
+        parts.append(Difference(field.old[:old_first], field.before, (start, start + new_first)))
+    is_beginning = min(len(field.old) - old_last, len(new) - new_last) > _ROLE_TOKENS
+    if is_beginning and not lexicon.has_message_break(tokens[end : end + 1]):
+        before = field.old[: old_last + 1]
+        parts.append(Difference(field.old[old_last + 1 :], before, (start + new_last + 1, end)))
+    return parts

@@ -39,10 +39,12 @@ _V = TypeVar("_V")
 
 _SIGNS = re.compile(r"[\W_]+")
 # They join words: 18:27, 2026-01-05, 3.5, job_12, main.py.
-_JOINTS = "-_.:/@'+,"
-_NUMBER_SIGNS = ".,:-/"
-# Tokens of one word at most; longer ones are cut.
-_WORD_TOKENS = 24
+_JOINTS = "-_.:/@'+"
+_NUMBER_SIGNS = ".:-/"
+# Tokens that a word may have beyond a field on either side; longer ones are cut. An id has 40, a signed token hundreds.
+WORD_TOKENS = 512
+# Kana, and Chinese signs.
+_WITHOUT_SPACES = (("\u3040", "\u30ff"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff"), ("\U00020000", "\U0003ffff"))
 MESSAGE_BREAK = "\x1e\n"
 """The text to give to a token that opens or closes a message."""
 
@@ -101,7 +103,7 @@ class Lexicon:
         if not added:
             return
         folded, bare = [text.casefold() for text in added], [_without_signs(text) for text in added]
-        signed = [len(word) < len(text) for word, text in zip(bare, added, strict=True)]
+        signs = [len(text) - len(word) for word, text in zip(bare, added, strict=True)]
         bare = [word.casefold() for word in bare]
         for token, word in enumerate(bare, start=len(self)):
             if word:
@@ -113,7 +115,6 @@ class Lexicon:
         self._ways, self._ranks = {}, {}
         self._breaks = _append(self._breaks, ["\n" in text for text in added])
         text, folded_text = "".join(added), "".join(folded)
-        signs = [text[: len(text) - len(word)] for text, word in zip(added, bare, strict=True)]
         self._book = Book(
             kinds=np.concatenate([book.kinds, _kinds(text)]),
             kinds_at=_lay_out(book.kinds_at, added),
@@ -121,9 +122,9 @@ class Lexicon:
             folded_kinds=np.concatenate([book.folded_kinds, _kinds(folded_text)]),
             folded_at=_lay_out(book.folded_at, folded),
             bare_len=_append(book.bare_len, [*map(len, bare)]),
-            signs_len=_append(book.signs_len, [*map(len, signs)]),
+            signs_len=_append(book.signs_len, signs),
             first=_append(book.first, [ord(text[0]) if text else 0 for text in folded]),
-            marks=_append(book.marks, [*map(_marks, added, signed)]),
+            marks=_append(book.marks, [*map(_marks, added, map(bool, signs))]),
         )
 
     def text(self, tokens: Tokens) -> str:
@@ -146,6 +147,11 @@ class Lexicon:
         """Whether a message begins or ends in `tokens`."""
         return MESSAGE_BREAK in self.text(tokens)
 
+    def message_breaks(self, tokens: Tokens) -> tuple[int, int]:
+        """The first and the last place where a message begins or ends; the length and -1 if there is none."""
+        places = [at for at, token in enumerate(tokens.tolist()) if _text(self._texts, token) == MESSAGE_BREAK]
+        return (places[0], places[-1]) if places else (len(tokens), -1)
+
     def rank(self, word: str) -> int:
         """How rare a folded word is in any text: the id of its token, because vocabularies begin with frequent texts.
 
@@ -161,13 +167,13 @@ class Lexicon:
     def words(self, tokens: Tokens, start: int, end: int) -> dict[str, None]:
         """The folded words that overlap `[start, end)` of `tokens`, in order.
 
-        Words joined by signs count as one word, and those with letters also by themselves.
+        Words joined by signs count as one word; those with letters, and longer numbers, also by themselves.
         """
         end, book = min(end, len(tokens)), self._book
         if start >= end:
             return {}
         first, last, spans = word_loops.word_spans(
-            tokens, start, end, book.folded_at, book.folded_kinds, book.marks, _WORD_TOKENS
+            tokens, start, end, book.folded_at, book.folded_kinds, book.marks, WORD_TOKENS
         )
         folded, known = self._folded, len(self)
         text = "".join([folded[token] if 0 <= token < known else "" for token in tokens[first:last].tolist()])
@@ -198,7 +204,7 @@ class Lexicon:
         )
         most_tries = _MOST_TRIES + _TRIES_PER_TOKEN * len(tokens)
         places, ends, num_tries = word_loops.find_words(
-            tokens, self._heads, tuple(words_asked), tuple(self._book), most_tries, _WORD_TOKENS
+            tokens, self._heads, tuple(words_asked), tuple(self._book), most_tries
         )
         if num_tries > most_tries:
             return None
@@ -249,7 +255,7 @@ def _lay_out(places: npt.NDArray[np.int32], texts: list[str]) -> npt.NDArray[np.
 
 
 def _marks(text: str, is_signed: bool) -> int:
-    starts, ends = STARTS * text[:1].isalnum(), ENDS * text[-1:].isalnum()
+    starts, ends = STARTS * _is_alnum(text[:1]), ENDS * _is_alnum(text[-1:])
     is_open, is_closed = (bool(edge) and not edge.isspace() for edge in (text[:1], text[-1:]))
     return SIGNED * is_signed + starts + ends + OPEN * is_open + CLOSED * is_closed
 
@@ -266,9 +272,21 @@ def _kinds(text: str) -> npt.NDArray[np.uint8]:
     return table[_points(text)]
 
 
+def _is_alnum(character: str) -> bool:
+    """Whether it is part of a word; Chinese and Japanese are written without spaces, so their signs are none."""
+    if not character.isalnum() or character < "\u3040":
+        return character.isalnum()
+    return not any(first <= character <= last for first, last in _WITHOUT_SPACES)
+
+
+def without_spaces(text: str) -> str:
+    """The characters of a text in scripts without spaces."""
+    return "".join(character for character in text if character.isalnum() and not _is_alnum(character))
+
+
 def _kind(character: str) -> int:
     return (
-        ALNUM * character.isalnum()
+        ALNUM * _is_alnum(character)
         + DECIMAL * character.isdecimal()
         + DIGIT * character.isdigit()
         + JOINT * (character in _JOINTS)

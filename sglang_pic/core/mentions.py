@@ -11,13 +11,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
+from unicodedata import category
 
 import numpy as np
 
 from sglang_pic.core.alignment import Difference
 from sglang_pic.core.conclusions import TOKENS_BEFORE, TOKENS_BEHIND, Named, find_conclusions
-from sglang_pic.core.lexicon import Lexicon
+from sglang_pic.core.lexicon import WORD_TOKENS, Lexicon, without_spaces
 from sglang_pic.core.spans import Span, holds, merge_spans
 from sglang_pic.core.tokens import Tokens
 
@@ -38,6 +40,10 @@ _LINE_TOKENS = 24
 _WORD_BEGINS = 2
 # A frequent word of the value counts if a word of the label is that near.
 _NEAR_TOKENS = 24
+# Words of a value whose words are all frequent name it where they follow each other, so near; in more places
+# everything is computed.
+_FOLLOWING_TOKENS = 4
+_MOST_FOLLOWING = 64
 # With more changed fields the text is another record, where a value that no text names is one of many.
 _FEW_FIELDS = 2
 # English words that can negate or limit the rest of their clause.
@@ -65,7 +71,7 @@ class _Names(NamedTuple):
     """The words that name a field."""
 
     sides: tuple[list[str], list[str]]
-    """Words of the old value only, and of the new value only; all words of both if these are the same."""
+    """Words of the old value only, and of the new value only, in order; all words of both if these are the same."""
     label: list[str]
     num_values: int
     """How many values the field may hold: one for every `_TOKENS_OF_VALUE` tokens of a removed text, else 1."""
@@ -98,9 +104,14 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     if places_of is None:
         return None
     found = {word: _outside(at, own) for word, at in places_of.items()}
+    frequent = {word: None for each in names for side in _frequent(each, found) for word in side}
+    more = lexicon.find(frequent, behind)
+    if more is None:
+        return None
+    found |= {word: _outside(at, own) for word, at in more.items()}
     is_few = len(places) <= _FEW_FIELDS
     named = [
-        _mentions(each, found, behind, lexicon, is_few and _may_follow_unnamed(field, each, found, tokens, lexicon))
+        _mentions(each, found, behind, lexicon, _may_follow_unnamed(field, each, found, tokens, lexicon, is_few=is_few))
         for field, each in zip(fields, names, strict=True)
     ]
     concluded = find_conclusions(named, behind, lexicon)
@@ -125,12 +136,19 @@ def _mentions(
         if not any(word in words for word in side):
             near = {place for word in side for place in _near(found[word], label)}
             places.update(near)
-            # Any of the places may be meant.
-            everywhere += [] if near or len(side) > _FEW_WORDS else [at for word in side for at in found[word][:1]]
+            if not near and len(side) > _FEW_WORDS:
+                near = _following(side, found)
+                places.update(near if len(near) <= _MOST_FOLLOWING else ())
+                everywhere += [min(near)] if len(near) > _MOST_FOLLOWING else []
+            elif not near:
+                # Any of the places may be meant.
+                everywhere += [at for word in side for at in found[word][:1]]
     if is_said_otherwise:
         everywhere = [0]
     spans = [(place, place + _LABEL_BEHIND) for place in label[:_MOST_PLACES]]
-    spans += [(lexicon.line_start(tokens, place, TOKENS_BEFORE), place + TOKENS_BEHIND) for place in places]
+    # A token has a character at least.
+    behind = TOKENS_BEHIND + max([0, *(len(word) - TOKENS_BEFORE for word in words)])
+    spans += [(lexicon.line_start(tokens, place, TOKENS_BEFORE), place + behind) for place in places]
     if everywhere:
         spans.append((min(everywhere), len(tokens)))
     return Named(
@@ -142,21 +160,57 @@ def _mentions(
 
 
 def _may_follow_unnamed(
-    field: Difference, names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon
+    field: Difference,
+    names: _Names,
+    found: dict[str, list[int]],
+    tokens: Tokens,
+    lexicon: Lexicon,
+    *,
+    is_few: bool,
 ) -> bool:
-    """Whether later text may depend on the value in other words: both values are a word or two that no text names.
+    """Whether later text may depend on the value in other words: both values are a word or two that no text names, or
+    differ in signs alone.
 
-    False if both values begin with a capital: little follows from another name.
+    True if they differ in a script without spaces, whose words are not known; else False for one of many fields, and if
+    both values begin with a capital: little follows from another name.
     """
+    texts = [lexicon.text(side) for side in (field.old, tokens[slice(*field.new)])]
+    old, new = map(without_spaces, texts)
+    if old != new or not is_few:
+        return old != new
     words = [[word for word in side if word not in _GRAMMAR] for side in names.sides]
     if not any(words):
-        return any(names.sides)
+        old_signs, new_signs = map(_signs, texts)
+        # Of a sign of several tokens each is a replacement character.
+        return any(names.sides) or old_signs != new_signs or any("\ufffd" in text for text in texts)
     if any(len(side) > _FEW_WORDS for side in words):
         return False
     if not all(word.isalpha() and not found[word] for side in words for word in side):
         return False
-    texts = (lexicon.text(side).lstrip() for side in (field.old, tokens[slice(*field.new)]))
-    return not all(text[:1].isupper() for text in texts)
+    return not all(text.lstrip()[:1].isupper() for text in texts)
+
+
+def _signs(text: str) -> list[str]:
+    """The signs of a text that say something: of mathematics, negations, pictures."""
+    return [character for character in text if character in "-!" or category(character)[0] == "S"]
+
+
+def _frequent(names: _Names, found: dict[str, list[int]]) -> Iterator[list[str]]:
+    """The values of several words of which none has few places."""
+    for side in names.sides:
+        if len(side) > _FEW_WORDS and not any(0 < len(found[word]) <= _MOST_PLACES for word in side):
+            yield side
+
+
+def _following(words: list[str], found: dict[str, list[int]]) -> set[int]:
+    """The places where two words of a value follow each other as in the value."""
+    places = set[int]()
+    for word, after in pairwise(words):
+        for place in found[word]:
+            at = bisect_right(found[after], place)
+            if at < len(found[after]) and found[after][at] <= place + _FOLLOWING_TOKENS:
+                places.add(place)
+    return places
 
 
 def _place(new: Span, tokens: Tokens, lexicon: Lexicon) -> _Place:
@@ -169,9 +223,13 @@ def _place(new: Span, tokens: Tokens, lexicon: Lexicon) -> _Place:
 
 
 def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -> _Names:
-    flank, end = len(field.before), field.new[1]
-    context = np.concatenate([field.before, field.old, tokens[end : end + flank]])
-    old, new = lexicon.words(context, flank, flank + len(field.old)), place.value
+    start, end = field.new
+    # Words may go on beyond the field, where both sides are equal.
+    before = tokens[max(0, start - WORD_TOKENS) : start]
+    if not np.array_equal(before[-len(field.before) :], field.before):
+        before = field.before
+    context = np.concatenate([before, field.old, tokens[end : end + WORD_TOKENS]])
+    old, new = lexicon.words(context, len(before), len(before) + len(field.old)), place.value
     sides = [word for word in old if word not in new], [word for word in new if word not in old]
     first, second = sides if any(sides) else (list(old), list(new))
     label = [word for word in place.label if word not in old]
@@ -181,7 +239,8 @@ def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -
 
 
 def _unusual(words: list[str], lexicon: Lexicon) -> list[str]:
-    return sorted(words, key=lexicon.rank, reverse=True)[:_MOST_LOOKED_FOR]
+    kept = sorted(words, key=lexicon.rank, reverse=True)[:_MOST_LOOKED_FOR]
+    return [word for word in words if word in kept]
 
 
 def _identifying(names: _Names, found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:

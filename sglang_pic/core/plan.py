@@ -204,6 +204,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     donor: Path
     seam_len: int
     context: Context = Context.SAME
+    is_other: bool = False
+    """Whether the rest of its context, beside changed fields, is another text."""
     generation: int = 0
     """Changed fields that the spliced rows depend on; fields that no text names do not count."""
 

@@ -30,6 +30,11 @@ that starts, ends with no space."""
 _PAIRS = 1 << 16
 # A word whose tokens have more places is frequent.
 _FREQUENT = 32
+# Ways to begin a word at all places of a text, in tries: each costs a few nanoseconds.
+_WAYS_PER_TRY = 16
+# Digits of a number that is a word of its own, too, inside a joined word: the 8080 of 10.0.0.5:8080. Fewer are parts of
+# dates and times.
+_DIGITS = 3
 
 
 class Book(NamedTuple):
@@ -127,6 +132,12 @@ def _split(kinds: Bytes, low: int, high: int) -> Ints:
             if here > begin and begin < high and here > low:
                 spans[count], spans[count + 1] = begin, here
                 count += 2
+            if here == begin:
+                while here < at and kinds[here] & DECIMAL:
+                    here += 1
+                if here - begin >= _DIGITS and here - begin < at - start and begin < high and here > low:
+                    spans[count], spans[count + 1] = begin, here
+                    count += 2
             here += here == begin
         at += at == start
     return spans[:count]
@@ -140,7 +151,8 @@ def word_spans(
 
     Returns:
         The span of their tokens, at most `most` beyond the given one; and the start and end of each word in the folded
-        text of these tokens, followed by the runs of letters in it.
+        text of these tokens, followed by the runs of letters and the longer runs of
+        digits in it.
     """
     first, last, known = start, end, len(marks) - 1
     while first > 0 and start - first < most and _are_joined(tokens, first, marks):
@@ -165,14 +177,14 @@ def word_spans(
 
 @loop()
 def _goes_on(following: int, over_next: int, edge: int) -> bool:
-    """Whether these characters continue a word with `edge` as its outermost one, as in 1,500 and 500.5 for 500."""
+    """Whether these characters continue a word with `edge` as its outermost one, as in 1.500 and 500.5 for 500."""
     if following & ALNUM:
         return True
     return bool(edge & DIGIT and following & IN_NUMBER and over_next & DIGIT)
 
 
 @loop()
-def _ends_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book, most: int) -> bool:
+def _ends_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book) -> bool:
     """Whether the text from the token at `place` on begins with the word, which ends there."""
     points, folded, kinds, folded_at, marks = asked.words, book.folded, book.folded_kinds, book.folded_at, book.marks
     base, word_len, length, following, over_next = asked.at[word], asked.at[word + 1] - asked.at[word], 0, 0, 0
@@ -189,7 +201,7 @@ def _ends_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book, m
             length += 1
         at += 1
         token = _known(tokens[at], known) if at < len(tokens) else known
-        if at >= place + most or length > word_len + 1 or not marks[token] & OPEN:
+        if length > word_len + 1 or not marks[token] & OPEN:
             break
         start, stop = folded_at[token], folded_at[token + 1]
     return length >= word_len and not _goes_on(following, over_next, int(asked.last[word]))
@@ -247,11 +259,13 @@ def _places(tokens: Ints, heads: Ints) -> Ints:
 
 @loop()
 def _times(
-    places: Ints, tokens: Ints, heads: Ints, before: Ints, words: Ints, is_all: Bools, num_words: int
+    places: Ints, tokens: Ints, heads: Ints, before: Ints, words: Ints, is_all: Bools, num_words: int, most: int
 ) -> tuple[Ints, int]:
-    """For each word the tokens that are the whole word; and the number of ways at all places."""
+    """For each word the tokens that are the whole word; and the number of ways at all places, counted up to `most`."""
     times, num_ways = np.zeros(num_words, np.int32), 0
     for place in places:
+        if num_ways > most:
+            break
         way = heads[tokens[place]] - 1
         while way >= 0:
             num_ways += 1
@@ -299,7 +313,6 @@ def _search(
     asked: Asked,
     book: Book,
     most_tries: int,
-    most: int,
 ) -> tuple[int, int]:
     """Write the words found and their places to `found`, by place; returns their number, and that of tries."""
     found_words, found_places = found
@@ -335,7 +348,7 @@ def _search(
             if (
                 rests[way] != WHOLE
                 and _are_equal(points, rest, folded, folded_at[behind_it], num_more)
-                and _ends_there(tokens, place, word, asked, book, most)
+                and _ends_there(tokens, place, word, asked, book)
                 and _begins_there(tokens, place, word, asked, book)
             ):
                 found_words[count], found_places[count] = word, place
@@ -344,9 +357,9 @@ def _search(
     return count, tries
 
 
-@loop("twABii")
+@loop("twABi")
 def find_words(
-    tokens: Ints, heads: Ints, asked_arrays: tuple[Any, ...], book_arrays: tuple[Any, ...], most_tries: int, most: int
+    tokens: Ints, heads: Ints, asked_arrays: tuple[Any, ...], book_arrays: tuple[Any, ...], most_tries: int
 ) -> tuple[Ints, Ints, int]:
     """Find words in tokens.
 
@@ -355,8 +368,7 @@ def find_words(
         heads: a zero for each token of the vocabulary; zeros again at the end.
         asked_arrays: an `Asked` as a plain tuple, which numba takes several times faster.
         book_arrays: a `Book` as a plain tuple.
-        most_tries: the search ends after more tries.
-        most: most tokens of one word.
+        most_tries: the search ends after more tries, and does not begin if many more may be needed.
 
     Returns:
         The places of the words' first tokens, ascending for each word; the end of each word's places; and the tries.
@@ -366,14 +378,17 @@ def find_words(
     is_all = (rests == WHOLE) | (rests == (asked.at[1:] - asked.at[:-1])[words])
     before = _chain(heads, words, by_token, np.ones(len(asked.is_rare), np.bool_))
     places = _places(tokens, heads)
-    times, num_ways = _times(places, tokens, heads, before, words, is_all, len(asked.is_rare))
+    most_ways = _WAYS_PER_TRY * most_tries
+    times, num_ways = _times(places, tokens, heads, before, words, is_all, len(asked.is_rare), most_ways)
+    heads[by_token] = 0
+    if num_ways > most_ways:
+        return np.zeros(0, np.int32), np.zeros(len(asked.is_rare), np.int32), most_tries + 1
     # A rare word that is frequent here is not looked for.
     is_kept = (times <= _FREQUENT) | (asked.is_rare == 0)
-    heads[by_token] = 0
     before = _chain(heads, words, by_token, is_kept)
     following = _following(asked, is_all, is_kept)
     found = np.empty(num_ways, np.int32), np.empty(num_ways, np.int32)
-    count, tries = _search(places, tokens, heads, before, is_all, following, found, asked, book, most_tries, most)
+    count, tries = _search(places, tokens, heads, before, is_all, following, found, asked, book, most_tries)
     heads[by_token] = 0
     found_words, found_places = found
     sorted_places, ends = _by_word(found_words[:count], found_places[:count], len(asked.is_rare))

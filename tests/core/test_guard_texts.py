@@ -1,0 +1,178 @@
+"""The guard on texts as tokenizers cut them: pieces of words, single digits and signs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens
+from sglang_pic.core.plan import DropReason, Plan
+from sglang_pic.core.tokens import common_len
+from tests.helpers.core_builders import plan_of
+
+BREAK = "\x1e"
+"""In texts: a token that opens or closes a message."""
+_PIECES = re.compile(rf" ?[^\W\d_]{{1,4}}|{BREAK}|.", re.S)
+_IDS: dict[str, int] = {}
+
+
+def cut(text: str) -> Tokens:
+    return as_tokens([_IDS.setdefault(piece, len(_IDS)) for piece in _PIECES.findall(text)])
+
+
+@cache
+def prose(seed: int, num_words: int = 120) -> str:
+    """Lines of ten words that are in no other text."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice([*"bcdfghjklmnpqrstvz"], 7)) for _ in range(num_words)]
+    return "".join(f"{' '.join(words[at : at + 10])}.\n" for at in range(0, num_words, 10))
+
+
+def second_plan(old: str, new: str, *others: str) -> tuple[Plan, str]:
+    """Of the last prompt behind the others, and it."""
+    prompts = [cut(text) for text in (old, *others, new)]
+    lexicon = Lexicon([MESSAGE_BREAK if piece == BREAK else piece for piece in _IDS])
+    index = ContentIndex(CoreConfig(), lexicon=lexicon)
+    for tokens in prompts[:-1]:
+        index.publish("a", tokens, [(0, len(tokens))])
+    known = max(common_len(tokens, prompts[-1]) for tokens in prompts[:-1])
+    return plan_of(index, prompts[-1][:known], prompts[-1][known:]), new
+
+
+def is_spliced(made: tuple[Plan, str], words: str) -> bool:
+    """Whether a token of the first place with these words is spliced."""
+    (plan, text), at = made, made[1].index(words)
+    start, end = len(cut(text[:at])), len(cut(text[: at + len(words)]))
+    return any(run.target_start < end and run.target_end > start for run in plan.runs)
+
+
+HEAD, BODY, MORE, REST = prose(1, 30), prose(2), prose(3), prose(4)
+LAST = f"{REST}{prose(12, 400)}What now?\n"
+UUIDS = "3f2b8c1e-9d47-4a6b-8e2f-1c5d7b9a0e34", "a81c09d7-52be-47f3-9c10-6e2d84fb7a95"
+HASHES = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b", "2c26b46b68ffc68ff99b453c1d30413413422d70"
+SAID = {
+    "an id": (f"Session: {UUIDS[0]}", f"Session: {UUIDS[1]}", f"The folder of {UUIDS[0]} is locked."),
+    "the end of an id": (
+        f"Session: {UUIDS[0]}",
+        f"Session: {UUIDS[0][:-3]}995",
+        f"The folder of {UUIDS[0]} is locked.",
+    ),
+    "a hash": (f"HEAD is at {HASHES[0]}", f"HEAD is at {HASHES[1]}", f"Run git show {HASHES[1]} to see it."),
+    "a time with all digits": (
+        "Now: 2026-01-05T18:27:33.123456",
+        "Now: 2026-01-05T18:28:33.123456",
+        "It began 2026-01-05T18:27:33.123456 there.",
+    ),
+    "a number in a list": ("[1,45,3]", "[1,46,3]", "We count 45 of them."),
+    "a number of CSV": ("alice,45,open", "alice,46,open", "We count 45 of them."),
+    "a number beside a list": ("width=45", "width=46", "It is in [1,45,3] as well."),
+    "a port": ("10.0.0.5:8080", "10.0.0.5:9090", "It listens on 8080 there."),
+    "an id in a path": ("GET /users/4512/orders", "GET /users/4513/orders", "User 4512 has paid."),
+    "thousands": ("It costs 1,500 euro", "It costs 1,600 euro", "We pay 1,500 for it."),
+    "signs that fold to more letters": (
+        "Kunde ist Großmann",
+        "Kunde ist Weißbach",
+        "Die Rechnung an Großmann ist offen.",
+    ),
+    "a number in Chinese": ("价格是45元。", "价格是46元。", "因为是45元所以我们买了很多。"),
+    "a name in Chinese": ("客户是王小明。", "客户是李大伟。", "今天王小明已经付款了。"),
+    "one Chinese name of many fields": (
+        "客户是王小明。\na: 1\nb: 2\nc: 3",
+        "客户是李大伟。\na: 4\nb: 5\nc: 6",
+        "今天王小明已经付款了。",
+    ),
+    "a relation": ("if a < b go left", "if a > b go left", "Then the robot goes."),
+    "a sign before a number": ("It is -5 there", "It is 5 there", "Then the robot goes."),
+    "a picture": ("Deploy allowed ✅", "Deploy allowed ❌", "Then the robot goes."),
+    "frequent words": (
+        "The customer is Anna Mara Lope here",
+        "The customer is John Paul Smit here",
+        "\n".join(f"Anna Mara Lope asked for {word} today." for word in prose(5, 10).split()),
+    ),
+}
+"""What stood in the field, what stands there now, and what is said further on and has to be computed."""
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_names_a_value_is_computed_however_it_is_written(name: str) -> None:
+    old, new, said = SAID[name]
+    made = second_plan(*(f"{HEAD}{field}\n{BODY}{said}\n{MORE}{LAST}" for field in (old, new)))
+    assert made[0].changed_fields
+    assert not is_spliced(made, said.partition("\n")[0])
+
+
+CLOCK = "It is 18:27 now.", "It is 18:42 now."
+NAMED = "Since it is 18:27 the shop is open."
+
+
+@pytest.mark.parametrize("is_added", [False, True], ids=["removed", "added"])
+def test_a_field_before_text_that_was_added_or_removed_is_found(is_added: bool) -> None:
+    long = prose(6, 400)
+    old, new = ("", long) if is_added else (long, "")
+    made = second_plan(f"{HEAD}{CLOCK[0]}\n{BODY}{old}{MORE}{NAMED}\n{prose(7)}{LAST}",
+                       f"{HEAD}{CLOCK[1]}\n{BODY}{new}{MORE}{NAMED}\n{prose(7)}{LAST}")  # fmt: skip
+    assert made[0].num_spliced
+    assert not is_spliced(made, "Since it is 18:27")
+
+
+def test_text_of_another_role_is_another_text_and_no_value() -> None:
+    """A context with longer changes, and text between them and the run: its short ones are no fields either."""
+    roles = [f"You are {role}.\n{prose(seed, 20)}" for role, seed in (("Ann", 10), ("Bea", 11))]
+    made = second_plan(f"{HEAD}{roles[0]}{BODY}{prose(6, 400)}{MORE}{prose(7)}{LAST}",
+                       f"{HEAD}{roles[1]}{BODY}{MORE}{prose(7)}{LAST}")  # fmt: skip
+    assert not any(is_spliced(made, line) for line in roles[1].splitlines())
+    assert all(end <= len(cut(made[1].partition(MORE)[0])) for _, end in made[0].changed_fields)
+
+
+@pytest.mark.parametrize("between", range(20, 70, 4))
+def test_two_fields_are_found_however_much_is_between_them(between: int) -> None:
+    notes = [prose(seed, 30).replace(".\n", " ") for seed in (8, 9)]
+    made = second_plan(*(f"{HEAD}{now}\n{prose(2, between)}{note}\n{BODY}{NAMED}\n{MORE}{LAST}"
+                         for now, note in zip(CLOCK, notes, strict=True)))  # fmt: skip
+    assert not is_spliced(made, "Since it is 18:27")
+
+
+@pytest.mark.parametrize("mark", [f"{BREAK}", f"{BREAK}\n{BREAK}user\n"], ids=["one token", "role"])
+@pytest.mark.parametrize(
+    "tasks", [("Play a song.", "Sing it now."), ("0 1 " * 24, "1 1 0 " * 16)], ids=["words", "grid"]
+)
+def test_a_value_at_the_end_of_a_message_is_a_field_whatever_follows(mark: str, tasks: tuple[str, str]) -> None:
+    made = second_plan(*(f"{HEAD}{now[:-1]}{mark}{task}\n{BODY}{NAMED}\n{MORE}{LAST}"
+                         for now, task in zip(CLOCK, tasks, strict=True)))  # fmt: skip
+    assert made[0].num_spliced
+    assert not is_spliced(made, "Since it is 18:27")
+
+
+def test_messages_that_are_replaced_are_no_field() -> None:
+    mark = f"{BREAK}\n{BREAK}user\n"
+    tasks = f"Play.{BREAK}\n{BREAK}tool\nIt plays.", "Sing it now."
+    made = second_plan(*(f"{HEAD}{mark}{task}{mark}{BODY}{NAMED}\n{MORE}{LAST}" for task in tasks))
+    assert made[0].changed_fields == ()
+    assert is_spliced(made, "Since it is 18:27")
+
+
+@pytest.mark.parametrize("number", [9, 7], ids=["the same", "another"])
+def test_documents_of_several_prompts_are_computed_whatever_number_is_before_them(number: int) -> None:
+    head = "Here is the next document of our knowledge base with the number {}\n"
+    documents = [prose(20 + at, 60) for at in range(4)]
+    others = [f"{prose(30 + at, 200)}{head.format(9)}{document}" for at, document in enumerate(documents)]
+    asked = "".join(f"{head.format(number)}{document}" for document in documents)
+    plan, _ = second_plan(others[0], f"{prose(50, 200)}{asked}{prose(12, 400)}", *others[1:])
+    assert plan.runs == ()
+    assert plan.dropped[DropReason.REORDERED] == 4
+
+
+def test_looking_for_many_words_that_begin_alike_ends_soon() -> None:
+    """Removed texts say many words, and a text of one letter may begin all of them at each of its places."""
+    letters = " a" * 20_000
+    words = ["a" + "".join(each) for each in itertools.product("bcdfgh", "bcdfgh", "bcdfgh")]
+    lines = [" ".join(words[at : at + 20]) + "\n" for at in range(0, 200, 20)] * 6
+    kept = [prose(40 + number, 20) for number in range(60)]
+    plan, _ = second_plan(HEAD + "".join(f"{line}{text}" for line, text in zip(lines, kept, strict=True)) + letters,
+                          HEAD + "".join(kept) + letters)  # fmt: skip
+    assert plan.dropped[DropReason.BUDGET]
+    assert plan.runs == ()
