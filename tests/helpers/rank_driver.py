@@ -166,9 +166,15 @@ class Rank:
         if self._has_store():
             self._arrive(req, key)
         found = self.tree.match_prefix(base.MatchPrefixParams(key=key, req=req))
+        req.prefix_len, req.last_node = found.device_prefix_len, found.last_device_node
+        # As admission does: behind what is promised, and once more where a load brings other tokens.
+        promised, options = req.prefix_len + found.host_hit_length, {"max_gaps": 24, "num_before": num_before}
+        self.planning.plan(req, self.tree, prefix_len=promised, **options)
         node = self._load_back(req, found)
         req.lock = self.tree.lock(node)
-        self.planning.plan(req, self.tree, max_gaps=24, num_before=num_before)
+        if req.prefix_len < promised or (req.pic.pending is not None and req.prefix_len > promised):
+            self.counts["planned again"] += 1
+            self.planning.plan(req, self.tree, **options)
         missing = len(ids) - req.prefix_len
         missing += -missing % self.page_size
         evict_from_tree_cache(self.tree, missing)
@@ -225,7 +231,6 @@ class Rank:
 
         Now and then SGLang does not: what it would load is too short, or there is no room.
         """
-        req.prefix_len, req.last_node = found.device_prefix_len, found.last_device_node
         req.kv = SimpleNamespace(mamba_pool_idx=None)
         req.swa_host_hit_length, req.mamba_host_hit_length = found.swa_host_hit_length, 0
         if not found.host_hit_length and not found.swa_host_hit_length:
@@ -236,6 +241,7 @@ class Rank:
         self.tree.ready_to_load_host_cache()
         req.prefix_len += num_loaded
         self.counts["loaded back"] += num_loaded
+        self.counts["more than promised"] += num_loaded > found.host_hit_length
         return node
 
     def check_events(self) -> None:
@@ -255,6 +261,7 @@ class Rank:
         assert not set(slots[req.prefix_len : len(ids)]) & self._others(req), "slots of another request or of the tree"
         splice, spliced = req.pic.take_plan(), set[int]()
         if splice is not None:
+            assert (splice.plan.prefix_len, splice.plan.end) == (req.prefix_len, len(ids)), "slots of the tree"
             assert sum(piece.end - piece.start for piece in splice.pieces) == splice.plan.num_spliced
             for piece in splice.pieces:
                 is_there = piece.place is Place.HOST and self.host_pool is not None

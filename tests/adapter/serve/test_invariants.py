@@ -56,7 +56,10 @@ SOURCES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "host-back": ({"host": Host(4_096, "write_back")}, _FETCHED),
     "host-large": ({"host": Host(24_576)}, (*_FETCHED, "loaded back")),
     "host-few-windows": ({"host": Host(4_096), "num_windows": POOL // 2}, (*_FETCHED, "rows split")),
-    "host-back-few-windows": ({"host": Host(6_144, "write_back"), "num_windows": POOL // 2}, (*_FETCHED, "rows split")),
+    "host-back-few-windows": (
+        {"host": Host(6_144, "write_back"), "num_windows": POOL // 2},
+        (*_FETCHED, "rows split", "planned again"),
+    ),
     "host-large-windows": ({"host": Host(24_576), "num_windows": POOL}, _FETCHED),
 }
 # With every commit each of them at one page size, and each page size with every kind of source. It takes more steps
