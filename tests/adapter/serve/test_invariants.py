@@ -61,6 +61,7 @@ SOURCES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         (*_FETCHED, "rows split", "planned again"),
     ),
     "host-large-windows": ({"host": Host(24_576), "num_windows": POOL}, _FETCHED),
+    "few-windows-eagle": ({"draft": Draft(is_eagle=True), "num_windows": POOL // 2}, ("rows read", "windows left")),
 }
 # With every commit each of them at one page size, and each page size with every kind of source. It takes more steps
 # until so many rows are read from the host that one which was given back too early is written over.
