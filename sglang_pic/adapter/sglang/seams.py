@@ -182,7 +182,7 @@ class Tree(Protocol):
 
     token_to_kv_pool_allocator: Allocator
     page_size: int
-    # `collect_path_info`; HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`; windows:
+    # `collect_path_info`; HiCache: `build_hicache_transfers`, `inc_host_lock_ref`, `dec_host_lock_ref`; windows:
     # `swa_tombstone_ranges`
     tree_core: Any
     # HiCache's, or None: `ack_load_queue`, `mem_pool_host`, `storage_backend`

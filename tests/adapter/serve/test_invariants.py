@@ -177,6 +177,25 @@ def test_rows_that_come_back_to_the_device_by_a_splice_are_no_donors() -> None:
     assert adopted_again(InsertResult(prefix_len=256, adopted_ranges=taken)) == [(16, 48), (80, 256)]
 
 
+def test_donors_beside_a_load_that_has_not_ended_are_found_on_the_host() -> None:
+    """SGLang loads no window that has a node of another load that is under way; a splice takes nothing from it."""
+    rank = Rank(1, shuffle=0, host=Host(write_policy="write_back"), num_windows=POOL)
+    one, other = ([*TEXT[:300], *words(5 + number, length)] for number, length in enumerate((300, 40)))
+    for tokens in (one, other):
+        serve(rank, tokens)
+    evict_from_tree_cache(rank.tree, POOL)
+    rank.check_events()
+    known = rank.index.stats().num_tokens
+    rank.start([*one, *words(7, 40)], {}, 0)
+    assert rank.counts["loaded back"] == 600
+    rank.start([*words(8, 320), *other, *words(9, 60)], {}, 0)
+    assert rank.tree.ongoing_load_back
+    rank.forward(rank.running[-1])
+    assert rank.counts["rows read"] + rank.counts["rows fetched"] == 340 - 2 * 8, "all but sink and seam"
+    assert rank.index.stats().num_tokens == known, "what is there is not forgotten"
+    rank.settle()
+
+
 def test_the_store_gets_rows_that_any_server_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys are of text alone, so a stock server finds what is written: no splice, and nothing behind one."""
     written: list[int] = []

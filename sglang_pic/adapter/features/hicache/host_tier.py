@@ -21,6 +21,8 @@ import msgspec
 import numpy as np
 import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import DraftsOnHost
 from sglang_pic.adapter.features.parts import Parts
@@ -146,7 +148,10 @@ class HostTier(Feature, RowTier):
             # SGLang ends a match on the device with a whole window there; other rows may continue on the device.
             (path,) = core.collect_path_info([match.best_match_node])
             node = next((each.node_id for each in reversed(path) if each.full_value_len is not None), node)
-        transfer, _ = core.build_load_back_spec(match.best_match_node)
+        # NOTE: not `build_load_back_spec`, which is empty while another load has a node of the same window: the donors
+        # of rows that are there would be forgotten.
+        end, load_back = match.best_match_node, CacheTransferPhase.LOAD_BACK
+        (transfer,) = core.build_hicache_transfers(ComponentType.FULL, end, load_back)
         here, slots = on_device(tree, node), transfer.host_indices
         return replace(here, num_rows=here.num_rows + len(slots), slots=slots, nodes=transfer.nodes_to_load)
 
