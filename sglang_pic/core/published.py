@@ -70,16 +70,19 @@ def rows_of_request(
     )
 
 
-def rows_from_store(start: int, end: int, exact_end: int, max_generation: int) -> Published:
+def rows_from_store(start: int, end: int, exact_end: int, max_generation: int, *, on_device: int = 0) -> Published:
     """The rows to publish of `[start, end)` of a path that was loaded from a store.
 
-    Rows before `exact_end` were computed by other servers at their positions. The others are published as approximate,
-    with generation `max_generation`, and are not donors.
+    Rows before `exact_end` were computed by other servers at their positions. The others are published as spliced, with
+    generation `max_generation`.
+
+    The first `on_device` rows of the path are on the device, too. Both copies may be read: rows of the store that are
+    approximate are no donors, and with exact ones those of the device stay as they were marked.
     """
     first = max(start, min(exact_end, end))
-    behind = [(first, end)] if first < end else []
+    fresh, behind = max(start, on_device), [(first, end)] if first < end else []
     return Published(
-        [(start, first)] if start < first else [],
-        approximate=behind,
+        [(fresh, first)] if fresh < first else [],
+        spliced=behind,
         generations=[(begin, max_generation) for begin, _ in behind],
     )

@@ -71,10 +71,12 @@ class Publication:
             tokens = tokens_of(req, path_len + self.index.names.lookahead)
             self.index.note(tree_namespace(req), tokens, published, self._delimiters)
 
-    def publish_loaded(self, namespace: Namespace, tokens: Tokens, loaded: Span, exact_end: int) -> None:
-        """Publish the rows of a span of a path, loaded from a store; before `exact_end` they are exact."""
+    def publish_loaded(
+        self, namespace: Namespace, tokens: Tokens, loaded: Span, exact_end: int, *, on_device: int
+    ) -> None:
+        """Publish the rows of a span of a path, loaded from a store, by `rows_from_store`."""
         start, end = loaded
-        published = rows_from_store(start, end, exact_end, self.index.config.max_generation)
+        published = rows_from_store(start, end, exact_end, self.index.config.max_generation, on_device=on_device)
         self.index.note(namespace, tokens[: end + self.index.names.lookahead], published, self._delimiters)
 
     def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:

@@ -146,6 +146,44 @@ def test_spliced_rows_reach_other_servers_under_keys_of_their_own(
     other.settle()
 
 
+@pytest.mark.parametrize("is_exact", [True, False], ids=["exact", "approximate"])
+@pytest.mark.parametrize("when", ["during", "before"])
+def test_rows_of_a_store_are_no_donors_where_it_or_others_spliced(when: str, is_exact: bool, tmp_path: Path) -> None:
+    """Another request brings the rows of a path, computed or spliced, during its load or long before: then only the
+    index knows them. With this policy the tree keeps them on the device beside the store's; the run's own checks look.
+    """
+    prompt, donor = [*HEADS[1], *TEXT, BREAK, *words(9, 40)], [*HEADS[0], *TEXT]
+    first = Rank(16, shuffle=0, host=Host(store=tmp_path))
+    for tokens in (prompt,) if is_exact else (donor, prompt):
+        serve(first, tokens)
+    first.settle()
+    rank = Rank(16, shuffle=1, host=Host(3 * POOL, "write_through_selective", tmp_path))
+    check, has_store = rank.tree.check_prefetch_progress, rank._has_store
+
+    def bring(*handle: Any) -> Any:
+        rank.tree.check_prefetch_progress, rank._has_store = check, lambda: False
+        for tokens in (donor, prompt) if is_exact else (prompt,):
+            serve(rank, tokens)
+        rank._has_store = has_store
+        return check(*handle) if handle else None
+
+    if when == "before":
+        bring()
+        rank.check_events()
+        evict_from_tree_cache(rank.tree, POOL)
+        rank.tree.evict_host(rank.host_pool.size)
+    else:
+        rank.tree.check_prefetch_progress = bring
+    rank.start([*prompt, *words(10, 20)], {}, 0)
+    assert rank.counts["prefix stored"] > 700
+    rank.end(rank.running[-1], checkpointed=False)
+    for is_loaded in (True, False):
+        rank.loads = is_loaded
+        serve(rank, [*HEADS[2], *TEXT, *words(11, 100)])
+        evict_from_tree_cache(rank.tree, POOL)
+    rank.settle()
+
+
 @pytest.mark.parametrize("draft", [NO_DRAFT, Draft(is_eagle=True)], ids=["no", "eagle"])
 def test_a_path_that_is_written_to_a_store_has_its_own_tokens(draft: Draft, tmp_path: Path) -> None:
     """Also where paths part: for EAGLE both of two neighbours have the token between them."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.features.hicache.drafts_on_host import is_stored_whole
 from sglang_pic.adapter.features.hicache.host_tier import BackedPath
@@ -242,7 +245,11 @@ class HiCacheStore(Feature):
         start = self._tree.prefetch_loaded_storage_start_by_reqid.get(operation.handle)
         if prefetch is not None and num_loaded and start is not None and not is_strict(prefetch.namespace.extra_key):
             span, exact_end = (start, start + num_loaded), prefetch.start + prefetch.num_exact
-            self._publication.publish_loaded(prefetch.namespace, prefetch.tokens, span, exact_end)
+            space, tokens = prefetch.namespace, prefetch.tokens
+            # Another request may have computed or spliced some of them meanwhile: SGLang keeps both copies then.
+            key = RadixKey(array("q", tokens.astype(np.int64).tobytes()), space.extra_key, cache_salt=space.cache_salt)
+            on_device = self._tree.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
+            self._publication.publish_loaded(space, tokens, span, exact_end, on_device=on_device)
 
     def forget(self, handle: Any) -> None:
         """Forget the prefetch of a request that was aborted."""
