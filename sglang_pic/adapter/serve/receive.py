@@ -47,6 +47,9 @@ def install(tree: PicRadixCache, admission: Admission, policy: ReusePolicy) -> N
     hook(__name__, "Scheduler.get_prefill_adder_class", adder_of)
     hook(__name__, "Scheduler.record_weight_version_change", after_weights)
     hook(__name__, "SchedulerWeightUpdaterManager.end_weight_update", after_weights)
+    # NOTE: an update that fails records no version, and may have changed the weights: all but a draft's.
+    hook(__name__, "SchedulerWeightUpdaterManager.update_weights_from_disk", after_weights)
+    hook(__name__, "SchedulerWeightUpdaterManager.update_weights_from_ipc", after_weights)
     stations.modes.install()
     install_details()
 

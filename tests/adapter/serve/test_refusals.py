@@ -296,8 +296,21 @@ def test_a_share_of_the_sessions_is_spliced_and_each_stays_what_it_is(name: str)
     )
 
 
+_UPDATER = "SchedulerWeightUpdaterManager"
+
+
 @pytest.mark.feature("new weights")
-def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "Scheduler.record_weight_version_change",
+        f"{_UPDATER}.end_weight_update",
+        # If they fail SGLang records no version, but the target's weights may be new.
+        f"{_UPDATER}.update_weights_from_disk",
+        f"{_UPDATER}.update_weights_from_ipc",
+    ],
+)
+def test_a_request_that_saw_other_weights_donates_nothing(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was on its way when they changed: its rows are of both."""
     published: list[Any] = []
 
@@ -318,7 +331,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     before = new_request()
     cache.checkpoint_into_tree(before, up_to=200)
     assert published == [before]
-    hooks["after Scheduler.record_weight_version_change"](None)
+    hooks[f"after {changed}"](None)
     assert published == [], "donors are forgotten, whether or not SGLang keeps their rows"
     cache.checkpoint_into_tree(before, up_to=300)
     assert published == []
