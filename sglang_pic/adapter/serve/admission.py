@@ -72,6 +72,8 @@ class PicPrefillAdder(PrefillAdder):
         shared.next_batch_is_whole = False
         self.is_held_up = False
         """Whether an unfinished request waits for room."""
+        self._planned_from = 0
+        """The first token of the last plan, also if there was nothing to splice."""
 
     def add_one_req(self, req: Req, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         """Plan the request, then admit it as SGLang does; if it is not admitted its donors are unlocked."""
@@ -138,12 +140,12 @@ class PicPrefillAdder(PrefillAdder):
         """Plan the request after its prefix and `num_to_load` tokens from the host, unless the batch has `BATCH`."""
         # SGLang's count of admitted tokens, less spliced ones (`_settle`).
         num_before = max(0, self.log_input_tokens)
+        self._planned_from = req.prefix_len + num_to_load
         try:
-            prefix_len = req.prefix_len + num_to_load
             self._planning.plan(
                 req,
                 self.tree_cache,
-                prefix_len=prefix_len,
+                prefix_len=self._planned_from,
                 max_gaps=self._room_for(req),
                 num_before=num_before,
                 reads_before=self.reads_before,
@@ -163,14 +165,12 @@ class PicPrefillAdder(PrefillAdder):
         return AddReqResult.OTHER if is_second and is_cut else admission
 
     def _select(self, req: Req, **options: Any) -> Any:
-        pending: PendingSplice | None = req.pic.pending
-        prefix_len = req.prefix_len + options["host_hit_length"]
-        if pending is not None and pending.plan.prefix_len != prefix_len:
-            # Nothing was loaded back after all.
+        if req.prefix_len + options["host_hit_length"] != self._planned_from:
+            # Nothing was loaded back after all; behind all that was promised there may have been nothing to plan.
             self._plan(req)
         align = options.get("truncation_align_size") or self.page_size
         end = self._cut(req, self.rem_chunk_tokens, page_size=max(align, self.page_size))
-        pending = req.pic.pending
+        pending: PendingSplice | None = req.pic.pending
         if pending is None or end is None:
             return super()._select_prefill_admission(req, **options)
         plan = pending.plan

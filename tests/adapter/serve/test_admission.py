@@ -122,6 +122,19 @@ def test_a_plan_begins_behind_what_is_loaded_back(is_loaded: bool, stock: list[A
     assert (len(stock), cache.num_locked) == (2, 1)
 
 
+def test_a_prompt_that_is_not_loaded_back_is_spliced_though_nothing_was_left_behind_it(stock: list[Any]) -> None:
+    cache, whole = Cache(), plan(*LONG)
+    made, req = adder(None, cache), request(None, host_hit_length=whole.end)
+    made._plan(req, num_to_load=whole.end)
+    req.plan = whole
+    for host_hit_length in (whole.end, 0):
+        made._select_prefill_admission(
+            req, has_chunked_req=False, truncation_align_size=None, host_hit_length=host_hit_length
+        )
+    assert cache.num_locked == 1
+    assert req.pic.pending.plan.runs == whole.runs
+
+
 def test_a_load_that_brings_more_than_it_promised_has_a_plan_behind_all_of_it() -> None:
     """Rows that are on the device and lack their windows alone: runs before their end would be written over them."""
     cache = Cache()
