@@ -47,6 +47,7 @@ _OTHER_MAGIC = (
 )
 # msgspec gives up on JSON that is nested hundreds of levels deep.
 _NOT_JSON = (ValueError, RecursionError)
+_FORMS = "a file is JSONL, one JSON object, or a list of them"
 _DOCUMENT = re.compile(rb"\s*(?:\{|\[\s*[\[{\"\]])")
 _BETWEEN_ITEMS = re.compile(r"[\s,]*")
 
@@ -60,7 +61,7 @@ class Line(NamedTuple):
     """Where it stands in the file, for messages."""
     value: dict[str, JsonValue]
     text: str = ""
-    """The line as it is, where it is no JSON object; then `value` is empty."""
+    """The line or item as it is, where it is no JSON object; then `value` is empty."""
     at: int | None = None
     """When it was written, in nanoseconds since 1970, as what was around it says."""
 
@@ -195,7 +196,11 @@ def _read_document(path: Path) -> Iterator[Line]:
     try:
         value = msgspec.json.decode(raw)
     except _NOT_JSON as error:
-        raise LineError(f"{path}", f"bad JSON: {error}; a file is JSONL, one JSON object, or a list of them") from error
+        # The first line of JSONL may be damaged; lines of a document that are objects by themselves are indented.
+        if not any(row[:1] == b"{" and _object(row) for row in raw.splitlines()[1:]):
+            raise LineError(f"{path}", f"bad JSON: {error}; {_FORMS}") from error
+        yield from _read_lines(path)
+        return
     yield Line(path, 1, "", value)
 
 
@@ -208,12 +213,13 @@ def _items(path: Path, text: str) -> Iterator[Line]:
         try:
             value, end = decoder.raw_decode(text, at)
         except _NOT_JSON as error:
-            what = f"bad JSON: {error}; a file is JSONL, one JSON object, or a list of them"
-            raise LineError(f"{path}: item {number}", what) from error
-        if not isinstance(value, dict):
-            raise LineError(f"{path}: item {number}", f"{type(value).__name__} instead of a JSON object")
-        yield Line(path, number, f": item {number}", value)
+            raise LineError(f"{path}: item {number}", f"bad JSON: {error}; {_FORMS}") from error
+        is_object = isinstance(value, dict)
+        yield Line(path, number, f": item {number}", value if is_object else {}, "" if is_object else text[at:end])
         at = cast("re.Match[str]", _BETWEEN_ITEMS.match(text, end)).end()
+    if rest := text[at + 1 :].strip():
+        num = len(rest.splitlines())
+        raise LineError(f"{path}: behind item {number}", f"{num:,} more line{'s' * (num > 1)} behind a list; {_FORMS}")
 
 
 def _object(raw: bytes) -> dict[str, JsonValue] | None:

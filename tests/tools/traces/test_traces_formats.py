@@ -123,6 +123,23 @@ def test_errors_name_file_line_and_fault(tmp_path: Path, values: list[object], m
         assert passed.summary().startswith("passed over 1 line: 1 ")
 
 
+@pytest.mark.parametrize(
+    ("values", "num_read", "message"),
+    [
+        (['{"messages": NaN}', request("1"), request("2")], 2, r"1 bad JSON; .* \(first .*:1\)"),
+        (['{"messages": [{"role"', request("1"), request("2")], 2, r"1 bad JSON; .* \(first .*:1\)"),
+        ([[request("1"), None, request("2"), "x"]], 2, r"1 NoneType instead of .*: item 2\).*1 str instead"),
+        ([[request("1")], [request("2")], [request("3")]], 1, r"1 2 more lines behind a list; a file is JSONL"),
+    ],
+)
+def test_what_is_damaged_is_passed_over_alone_or_says_how_much_is_lost(
+    tmp_path: Path, values: list[object], num_read: int, message: str
+) -> None:
+    passed = Passed()
+    assert len(list(load(write(tmp_path / "t.jsonl", *values), passed))) == num_read
+    assert re.search(message, passed.summary())
+
+
 def test_files_that_are_refused_at_once_and_one_that_is_cut_off(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"missing\.jsonl': no such file; a path, - for stdin, sample:NAME"):
         load(tmp_path / "missing.jsonl")
@@ -206,7 +223,7 @@ def test_folders_without_sessions_are_refused(tmp_path: Path) -> None:
         ([{"learning_rate": 1}], r"unknown trace format: its keys are learning_rate.* \(first .*2\.json\)"),
         (['{\n"messages": ['], r"bad JSON: .*; a file is JSONL, .* \(first .*2\.json\)"),
         ([request("2"), "{"], r"bad JSON; .* \(first .*2\.json:2\)"),
-        ([[request("2"), 7]], r"int instead of a JSON object \(first .*2\.json: item 2\)"),
+        ([[request("2"), 7]], r"int instead of a JSON object; .* \(first .*2\.json: item 2\)"),
     ],
 )
 def test_what_is_strange_in_a_folder_is_passed_over_and_named(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pic_traces.formats.bodies import as_objects, is_other_span
 from pic_traces.formats.reader import Dict
-from pic_traces.lines import Line
+from pic_traces.lines import Line, what_is_wrong
 
 NO_JSON = "no line of JSON"
 """The reason for any other text, such as what a server writes between the requests that it logs."""
@@ -86,4 +86,5 @@ def _of_text(text: str) -> str:
         return "vLLM's request log: it has no messages; record in front of vLLM, e.g. with LiteLLM"
     if text.lstrip().startswith("{"):
         return "bad JSON; a trace is JSONL, one JSON object a line (gzip or plain)"
-    return NO_JSON
+    wrong = what_is_wrong(text)
+    return NO_JSON if wrong.startswith("bad JSON") else wrong
