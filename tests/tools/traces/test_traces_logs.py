@@ -189,6 +189,57 @@ def test_streams_are_joined(tmp_path: Path) -> None:
     assert made == [{"name": "look", "arguments": '{"at": 1}'}] * 3
 
 
+def test_of_several_answers_the_first_is_read_and_chunks_of_any_api_are_joined(tmp_path: Path) -> None:
+    """A client goes on from the choice with index 0, wherever it stands."""
+
+    def chunk(index: int, text: str) -> dict[str, Any]:
+        return {"choices": [{"index": index, "delta": {"content": text}}]}
+
+    def gemini(*said: dict[str, Any]) -> dict[str, Any]:
+        return {"candidates": [{"content": {"role": "model", "parts": [*said]}}], "usageMetadata": {}}
+
+    two = [chunk(0, "Hello "), chunk(1, "Bon"), chunk(0, "world"), chunk(1, "jour")]
+    whole = [{"index": at, "message": {"role": "assistant", "content": text}} for at, text in ((1, "x"), (0, "b"))]
+    called = [{"functionCall": {"name": name, "args": {"at": 1}}} for name in ("look", "go")]
+    ollama = [{"message": {"role": "assistant", "content": text}, "done": text == "b"} for text in ("a", "b")]
+    path = write(
+        tmp_path / "log.jsonl",
+        request("u", response=two),
+        request("u", response={"choices": whole}),
+        request("u", response=[{"choices": whole}]),
+        request("u", response=[gemini({"text": "a"}), gemini({"text": "b"}, called[0]), gemini(called[1])]),
+        request("u", response=ollama),
+        request("u", response="\n".join(map(json.dumps, ollama))),
+        request("u", response=f"data: {json.dumps({'error': {'message': 'overloaded'}})}\n\ndata: [DONE]\n\n"),
+    )
+    passed = Passed()
+    answers = [call.completion for call in calls_of(path, passed)]
+    assert [answer["content"] for answer in answers] == ["Hello world", "b", "b", "ab", "ab", "ab"]
+    assert [call["function"]["name"] for call in answers[3]["tool_calls"]] == ["look", "go"]
+    assert passed.summary() == "left out 1 call that was answered with an error (HTTP 4xx or 5xx)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"status": "failed", "reason": "3 tests broke"}',
+        '{"error": "no such file"}',
+        '{"status": 500}',
+        '{"text": "inner", "date": "2026-06-06 14:00:00", "input_tokens": 7}',
+        '{"role": "admin", "output": 5}',
+    ],
+)
+def test_a_text_that_is_json_is_an_answer(text: str, tmp_path: Path) -> None:
+    choice = {"message": {"role": "assistant", "content": "x"}}
+    recorded = json.dumps({"body": json.dumps({"choices": [choice]})})
+    passed = Passed()
+    first, second = calls_of(
+        write(tmp_path / "log.jsonl", request("u", response=text), request("v", response=recorded)), passed
+    )
+    assert (first.completion["content"], first.prompt_tokens, second.completion["content"]) == (text, None, "x")
+    assert "lines, because not all have recorded times" in passed.notes[0]
+
+
 def test_litellm_rows_without_their_prompt_say_what_to_set(tmp_path: Path) -> None:
     row = {"call_type": "acompletion", "messages": {}, "proxy_server_request": "{}"}
     with pytest.raises(TraceError, match="store_prompts_in_spend_logs: true"):

@@ -74,16 +74,25 @@ def is_other_span(value: Dict) -> bool:
 
 def find_answer(value: Dict) -> JsonValue:
     """What was answered, as it was recorded beside the request; None if nothing was."""
-    answer = next((value[key] for key in ANSWERS if value.get(key) is not None), None)
-    for _ in range(_MAX_DEPTH):
-        decoded = as_object(answer)
-        if not decoded or is_message(decoded):
-            break
-        inner = next((decoded[key] for key in _INNER if decoded.get(key)), None)
-        if inner is None:
-            break
-        answer = inner
-    return as_object(answer) or answer
+    return _inside(first_of(value, *ANSWERS), _MAX_DEPTH)
+
+
+def _inside(answer: JsonValue, depth: int) -> JsonValue:
+    whole = as_object(answer)
+    key = next((key for key in _INNER if whole.get(key)), None) if depth and not is_message(whole) else None
+    found = _inside(whole[key], depth - 1) if key else whole or answer
+    # What a model wrote may be JSON, too.
+    return answer if isinstance(answer, str) and not _is_response(found) else found
+
+
+def _is_response(value: JsonValue) -> bool:
+    """Whether a value is a response of an API, its message, or its stream, and not any other JSON."""
+    while isinstance(value, list):
+        value = next((one for one in value if isinstance(one, dict | list)), None)
+    if not isinstance(value, dict):
+        return isinstance(value, str) and value.startswith(("data:", "event:"))
+    nested = (value.get(key) for key in ("choices", "candidates", "output", "message", "error"))
+    return value.get("role") in ("assistant", "model") or any(isinstance(one, dict | list) for one in nested)
 
 
 def was_refused(*holders: JsonValue) -> bool:
@@ -92,7 +101,7 @@ def was_refused(*holders: JsonValue) -> bool:
     Args:
         holders: the answer and what it was recorded in.
     """
-    for holder in map(as_object, holders):
+    for holder in as_objects([*holders]):
         for key in ("status_code", "statusCode", "http_status", "response_status", "status"):
             status = as_object(holder.get(key)).get("code", holder.get(key))
             if str(status).upper() in ("ERROR", "FAILURE", "FAILED", "STATUS_CODE_ERROR"):
@@ -142,7 +151,7 @@ def first_of(value: Dict, *keys: str) -> JsonValue:
 
 def prompt_tokens_of(*holders: JsonValue) -> int | None:
     """The length of the prompt as an API reports it, cached tokens included."""
-    for holder in map(as_object, holders):
+    for holder in as_objects([*holders]):
         usage = next((found for key in _USAGES if (found := as_object(holder.get(key)))), holder)
         for key in _PROMPT_TOKENS:
             if count := as_type(usage.get(key), int):

@@ -24,7 +24,7 @@ from pic_traces.formats.reader import Dict, Reader, Request
 from pic_traces.formats.stream import joined
 from pic_traces.formats.times import time_of
 from pic_traces.lines import Line
-from pic_traces.session import JsonValue, Message
+from pic_traces.session import JsonValue, Message, as_type
 
 # Besides messages and tools, what the server's chat template may see. Sampling is the replay's business.
 _PROMPT_OPTIONS = ("tool_choice", "chat_template_kwargs")
@@ -154,7 +154,8 @@ def answer_of(line: Line, value: JsonValue) -> Message | None:
     if value is None or isinstance(value, str):
         return None if value is None else {"role": "assistant", "content": value}
     found = as_object(value)
-    choice = next(iter([*as_objects(found.get("choices")), *as_objects(found.get("candidates"))]), {})
+    choices = [*as_objects(found.get("choices")), *as_objects(found.get("candidates"))]
+    choice = min(choices, key=lambda one: as_type(one.get("index"), int) or 0, default=Dict())
     holders = (found, choice, as_object(found.get("output")))
     message = next(
         (one for holder in holders for key in ("message", "content") if (one := as_object(holder.get(key)))), found

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from pic_traces.formats.bodies import as_object
+from pic_traces.formats.bodies import as_objects
 from pic_traces.session import JsonValue
 
 # Names of fields with a time: of a start before others, never of an end.
@@ -23,7 +23,7 @@ _TEXT_CHARS = 80
 
 def time_of(*holders: JsonValue) -> int | None:
     """The first time in these objects, in nanoseconds since 1970; None if none has one."""
-    for holder in map(as_object, holders):
+    for holder in as_objects([*holders]):
         for name in _NAMES:
             for key, value in holder.items():
                 if name.search(key) and not _ENDS.search(key) and (found := parse_time(value)) is not None:
