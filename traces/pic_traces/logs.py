@@ -132,6 +132,7 @@ class _Reading:
     passed: Passed
     reader: CustomReader | None
     num_lines: int = 0
+    _again: list[Line] = field(default_factory=list)
     _readers: dict[type[Reader], Reader] = field(default_factory=dict)
     _envelopes: Envelopes = field(default_factory=Envelopes)
 
@@ -143,6 +144,9 @@ class _Reading:
                 for line in self._lines(path):
                     self.num_lines += 1
                     yield from self._taken(line)
+            # A log may have its newest lines first: then a response is named before it comes.
+            for line in reversed(self._again) if family is files[-1] else ():
+                yield from self._taken(line, depth=0)
             for kind in [kind for kind in self._readers if kind.is_per_file or family is files[-1]]:
                 yield from ((family[0].name, one) for one in self._readers.pop(kind).end())
 
@@ -163,8 +167,10 @@ class _Reading:
             name = f"line-{line.number:06d}" if self.is_one else f"{line.path.relative_to(self.root)}-{line.number:06d}"
             yield from ((name, one) for one in self._read(line, kind))
         except LineError as error:
+            if kind is Responses and depth:
+                self._again.append(line)
             # A server writes other lines, too, between the requests that it logs.
-            if error.reason != NO_JSON or not (SGLangLog in self._readers or self._envelopes.has_text):
+            elif error.reason != NO_JSON or not (SGLangLog in self._readers or self._envelopes.has_text):
                 self.passed.add(error)
 
     def _read(self, line: Line, kind: type[Reader] | None) -> Iterator[Request | Session]:

@@ -240,6 +240,21 @@ def test_a_text_that_is_json_is_an_answer(text: str, tmp_path: Path) -> None:
     assert "lines, because not all have recorded times" in passed.notes[0]
 
 
+def test_responses_are_known_by_what_was_answered_and_found_in_any_order(tmp_path: Path) -> None:
+    """An export may have the newest first."""
+    said = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}]
+    lines = [
+        {"at": f"2026-06-06T14:0{n}:00Z", "model": "m", "input": f"u{n}", "response": {"id": f"r{n}", "output": said}}
+        | ({"previous_response_id": f"r{n - 1}"} if n else {})
+        for n in range(3)
+    ]
+    for path in (write(tmp_path / "a.jsonl", *lines), write(tmp_path / "b.jsonl", *lines[::-1])):
+        passed = Passed()
+        found = calls_of(path, passed)
+        assert [roles(call) for call in found] == ["user", "user assistant user", "user" + " assistant user" * 2]
+        assert (passed.summary(), len({call.session_id for call in found})) == (None, 3)
+
+
 def test_litellm_rows_without_their_prompt_say_what_to_set(tmp_path: Path) -> None:
     row = {"call_type": "acompletion", "messages": {}, "proxy_server_request": "{}"}
     with pytest.raises(TraceError, match="store_prompts_in_spend_logs: true"):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pic_traces.formats import parts
 from pic_traces.formats.bodies import (
-    as_object,
+    Found,
     as_objects,
     find_answer,
     find_body,
@@ -39,13 +39,14 @@ class Responses(Reader):
 
     @staticmethod
     def recognizes(line: Line) -> bool:
-        return not is_other_span(line.value) and find_body(line.value, _responses_body) is not None
+        return not is_other_span(line.value) and _found(line.value) is not None
 
     def take(self, line: Line) -> Iterator[Request]:
-        if (found := find_body(line.value, _responses_body)) is None:
+        if (found := _found(line.value)) is None:
             return
         line, body = line._replace(value=found.around), found.body
-        answer = as_object(joined(find_answer(line.value)))
+        recorded = joined(find_answer(line.value))
+        answer = recorded if isinstance(recorded, dict) else {}
         earlier = body.get("previous_response_id")
         if isinstance(earlier, str) and earlier not in self._items:
             raise line.error("its `previous_response_id` names a response that is not in the log")
@@ -74,12 +75,17 @@ class Responses(Reader):
         )
 
 
-def _responses_body(value: Dict) -> Dict | None:
-    asked = value.get("input")
-    if isinstance(asked, str):
-        return value if any(key in value for key in _OWN_KEYS) else None
-    is_body = bool(as_objects(asked)) and all("role" in item or "type" in item for item in as_objects(asked))
-    return value if is_body else None
+def _found(value: Dict) -> Found | None:
+    """The body in a line. One with a text and a model alone may be another API's, unless items were answered."""
+    answer = joined(find_answer(value))
+    is_answered = isinstance(answer, dict) and bool(as_objects(answer.get("output")))
+
+    def body(one: Dict) -> Dict | None:
+        items = as_objects(asked := one.get("input"))
+        is_body = is_answered or any(key in one for key in _OWN_KEYS) if isinstance(asked, str) else bool(items)
+        return one if is_body and all("role" in item or "type" in item for item in items) else None
+
+    return find_body(value, body)
 
 
 def to_messages(items: Iterable[Dict]) -> list[Message]:
