@@ -216,6 +216,18 @@ def test_lines_that_docker_has_cut_are_joined(encoder: Encoder, tmp_path: Path) 
     assert [tokens for tokens, _ in counted(write_lines(tmp_path / "docker.log", *rows), encoder)] == [336, 445, 553]
 
 
+@pytest.mark.parametrize("name", ["elapsed_time", "response_time", "duration", "inference_time"])
+def test_a_duration_is_no_time(name: str, encoder: Encoder, tmp_path: Path) -> None:
+    """In nanoseconds it may look like one; another name of a time comes before `..._time`."""
+    times: list[Json] = [{name: 900_000_000 - call.number * 10**8, "timestamp": call.clock} for call in CALLS]
+    for left_out in ({"timestamp"}, set()) if name != "inference_time" else (set(),):
+        rows = [
+            logged(call, **{key: value for key, value in one.items() if key not in left_out})
+            for call, one in zip(CALLS, times, strict=True)
+        ]
+        assert [tokens for tokens, _ in counted(write_lines(tmp_path / "log.jsonl", *rows), encoder)] == [336, 445, 553]
+
+
 def sglang_events(call: Call) -> list[str]:
     """What `--log-requests-format json` writes of a call: when it arrived, and when it was answered."""
     clock = call.clock.rstrip("Z")

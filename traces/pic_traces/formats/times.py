@@ -9,9 +9,14 @@ from datetime import UTC, datetime
 from pic_traces.formats.bodies import as_objects
 from pic_traces.session import JsonValue
 
-# Names of fields with a time: of a start before others, never of an end.
-_NAMES = (re.compile("start", re.IGNORECASE), re.compile(r"time|date|creat|^ts$|_at$", re.IGNORECASE))
-_ENDS = re.compile("end|finish|complete|update|modif|expir|last|first", re.IGNORECASE)
+# Names of fields with a time: of a start before others, never of an end or a duration.
+_NAMES = tuple(
+    re.compile(name, re.IGNORECASE) for name in ("start", r"timestamp|date|creat|^@?time$|^ts$|_at$", "time")
+)
+_ENDS = re.compile(
+    "end|finish|complete|update|modif|expir|last|first|elapsed|duration|latency|taken|(response|total).?time",
+    re.IGNORECASE,
+)
 _DATE = re.compile(
     r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\d*\s?(Z|UTC|[+-]\d\d:?\d\d)?"
 )
