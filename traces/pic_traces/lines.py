@@ -64,6 +64,8 @@ class Line(NamedTuple):
     """The line or item as it is, where it is no JSON object; then `value` is empty."""
     at: int | None = None
     """When it was written, in nanoseconds since 1970, as what was around it says."""
+    inside: str = ""
+    """Its number in a list of records that was around it, such as `-2`."""
 
     def error(self, what: str) -> LineError:
         """An error that names this place."""

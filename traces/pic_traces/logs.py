@@ -164,8 +164,8 @@ class _Reading:
                 yield from self._taken(one, depth - 1)
             return
         try:
-            name = f"line-{line.number:06d}" if self.is_one else f"{line.path.relative_to(self.root)}-{line.number:06d}"
-            yield from ((name, one) for one in self._read(line, kind))
+            name = "line" if self.is_one else f"{line.path.relative_to(self.root)}"
+            yield from ((f"{name}-{line.number:06d}{line.inside}", one) for one in self._read(line, kind))
         except LineError as error:
             if kind is Responses and depth:
                 self._again.append(line)

@@ -216,6 +216,25 @@ def test_lines_that_docker_has_cut_are_joined(encoder: Encoder, tmp_path: Path) 
     assert [tokens for tokens, _ in counted(write_lines(tmp_path / "docker.log", *rows), encoder)] == [336, 445, 553]
 
 
+def test_lists_of_records_are_read_whole_and_their_items_are_calls_of_their_own(tmp_path: Path) -> None:
+    """Those of Loki are pairs of a time and a line, which may be nothing but JSON."""
+    bodies = [call.body for call in CALLS]
+    pairs = [[f"{call.at}000000000", json.dumps(call.body)] for call in CALLS]
+    path = write_lines(
+        tmp_path / "log.jsonl",
+        {"runs": bodies[:1], "calls": bodies[1:2]},
+        {"logEvents": [{"timestamp": CALLS[2].at, "message": json.dumps(bodies[2])}]},
+        {"data": {"result": [{"stream": {}, "values": pairs}]}},
+    )
+    passed = Passed()
+    sessions = list(load(path, passed))
+    assert [session.num_calls for session in sessions] == [1] * 6
+    assert [session.session_id for session in sessions[1:4]] == [
+        "line-000001-2", "line-000002-1", "line-000003-1-1",
+    ]  # fmt: skip
+    assert passed.summary() is None
+
+
 @pytest.mark.parametrize("name", ["elapsed_time", "response_time", "duration", "inference_time"])
 def test_a_duration_is_no_time(name: str, encoder: Encoder, tmp_path: Path) -> None:
     """In nanoseconds it may look like one; another name of a time comes before `..._time`."""

@@ -49,13 +49,14 @@ class Envelopes:
         value = line.value
         self._is_begun = False
         at = time_of(value) or line.at
-        for records in _lists(value):
-            for number, record in enumerate(records, start=line.number):
-                # Loki's values are pairs of a time and a line.
-                if isinstance(record, list) and len(record) > 1 and isinstance(record[1], str):
-                    yield line._replace(number=number, value={}, text=record[1], at=parse_time(record[0]))
-                elif isinstance(record, dict):
-                    yield line._replace(number=number, value=record, at=time_of(record) or at)
+        for number, record in enumerate(records := _records(value), start=1):
+            one = line._replace(place=f"{line.place}: item {number}", inside=f"{line.inside}-{number}")
+            # Loki's values are pairs of a time and a line.
+            if isinstance(record, list) and len(record) > 1 and isinstance(record[1], str):
+                yield _line_of(one, record[1], parse_time(record[0]))
+            elif isinstance(record, dict):
+                yield one._replace(value=record, at=time_of(record) or at)
+        if records:
             return
         text = next((value[key] for key in _TEXTS if isinstance(value.get(key), str)), None)
         if isinstance(text, str):
@@ -92,12 +93,10 @@ class Envelopes:
             yield line._replace(value=value, text="", at=time_of(value) or parse_time(text) or line.at)
 
 
-def _lists(value: Dict) -> Iterator[list[JsonValue]]:
-    """The list of records that an object is about."""
-    for key in _LISTS:
-        found = value.get(key)
-        if isinstance(found, list) and found and (as_objects(found) or isinstance(found[0], list)):
-            yield found
+def _records(value: Dict) -> list[JsonValue]:
+    """What the lists of records in an object have."""
+    lists = [found for key in _LISTS if isinstance(found := value.get(key), list) and found]
+    return [one for found in lists if as_objects(found) or isinstance(found[0], list) for one in found]
 
 
 def _line_of(line: Line, text: str, at: int | None) -> Line:
