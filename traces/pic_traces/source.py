@@ -9,12 +9,13 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import IO
 
-import msgspec
+from msgspec.structs import replace
 
 from pic_traces.clock import set_clocks, split_clock
 from pic_traces.custom import CustomReader
@@ -108,7 +109,7 @@ def limit(
     for session in islice(sessions, num_sessions):
         if left == 0:
             break
-        result.append(msgspec.structs.replace(session, specs=session.specs[:left]))
+        result.append(replace(session, specs=session.specs[:left]))
         left = None if left is None else left - result[-1].num_calls
     return result
 
@@ -146,7 +147,15 @@ def _started(sessions: Iterator[Session], if_empty: str) -> Iterator[Session]:
     first = next(sessions, None)
     if first is None:
         raise TraceError(if_empty)
-    return chain([first], sessions)
+    return _with_own_ids(chain([first], sessions))
+
+
+def _with_own_ids(sessions: Iterable[Session]) -> Iterator[Session]:
+    """The sessions; the second one of an id, such as another trial of a task, is `ID#2`."""
+    num_seen = Counter[str]()
+    for session in sessions:
+        num_seen[name := session.session_id] += 1
+        yield session if num_seen[name] == 1 else replace(session, session_id=f"{name}#{num_seen[name]}")
 
 
 def _spooled_stdin() -> Path:

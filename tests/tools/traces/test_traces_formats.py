@@ -190,7 +190,7 @@ def test_a_folder_is_one_log_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert answers == [None, {"role": "assistant", "content": "two"}, None]
     write(tmp_path / "of" / "1.jsonl", GOOD)
     write(tmp_path / "of" / "2.json", [{**GOOD, "session_id": "q"}] * 2, indent=1)
-    assert [session.session_id for session in load(str(tmp_path / "of"))] == ["x", "q", "q"], "recorded sessions, too"
+    assert [session.session_id for session in load(str(tmp_path / "of"))] == ["x", "q", "q#2"], "recorded sessions, too"
 
 
 def test_equal_messages_of_a_log_are_held_once(tmp_path: Path) -> None:
