@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pic_traces.errors import OptionError, TraceError
-from pic_traces.lines import Line
+from pic_traces.lines import Line, is_json
 from pic_traces.session import JsonValue
 
 FileReader = Callable[[Path], Iterable[dict[str, JsonValue]]]
@@ -35,7 +35,8 @@ class CustomReader(NamedTuple):
             for number, value in enumerate(self.function(path), start=1):
                 if not isinstance(value, dict):
                     raise TypeError(f"it gave {type(value).__name__}; objects with `messages` are expected")
-                yield Line(path, number, f": call {number}", value)
+                text = "" if is_json(value) else f"{value}"
+                yield Line(path, number, f": call {number}", {} if text else value, text)
         except Exception as error:  # whatever a function of others raises
             where = f"--reader={self.name!r} on {path}, behind call {number}"
             raise TraceError(f"{where}: {type(error).__name__}: {error}") from error

@@ -124,6 +124,15 @@ def what_is_wrong(text: str) -> str:
     return f"{type(value).__name__} instead of a JSON object; a trace is JSONL"
 
 
+def is_json(value: object) -> bool:
+    """Whether a value can be JSON: Python's readers also take half a character (`"\\ud83d"`), which no server does."""
+    try:
+        msgspec.json.encode(value)
+    except (*_NOT_JSON, OverflowError, TypeError):
+        return False
+    return True
+
+
 def read_first_bytes(path: Path, num_bytes: int) -> bytes:
     """The first bytes of a file's content, unpacked.
 
@@ -216,7 +225,7 @@ def _items(path: Path, text: str) -> Iterator[Line]:
             value, end = decoder.raw_decode(text, at)
         except _NOT_JSON as error:
             raise LineError(f"{path}: item {number}", f"bad JSON: {error}; {_FORMS}") from error
-        is_object = isinstance(value, dict)
+        is_object = isinstance(value, dict) and is_json(value)
         yield Line(path, number, f": item {number}", value if is_object else {}, "" if is_object else text[at:end])
         at = cast("re.Match[str]", _BETWEEN_ITEMS.match(text, end)).end()
     if rest := text[at + 1 :].strip():

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pic_traces import Call, load
+from pic_traces.custom import CustomReader
 from pic_traces.encode import load_encoder
 from pic_traces.errors import TraceError
 from pic_traces.formats import READERS, reader
@@ -255,6 +256,28 @@ def test_responses_are_known_by_what_was_answered_and_found_in_any_order(tmp_pat
         assert (passed.summary(), len({call.session_id for call in found})) == (None, 3)
 
 
+def test_a_line_with_half_a_character_is_passed_over_wherever_it_stands(tmp_path: Path) -> None:
+    """Clients cut texts inside an emoji; no server takes that."""
+    half, whole = request("cut \ud83d here"), request("\U0001f600")
+    begin = "[2026-11-25 22:59:06 TP0] Receive OpenAI: obj="
+    for number, values in enumerate(
+        (
+            [half, whole],
+            [[half, whole]],
+            [f"INFO {json.dumps(half)}", f"INFO {json.dumps(whole)}"],
+            [f"{begin}{half}", f"{begin}{whole}"],
+        )
+    ):
+        passed = Passed()
+        (call,) = calls_of(write(tmp_path / f"{number}.log", *values), passed)
+        assert call.messages == whole["messages"]
+        assert passed.summary().startswith("passed over 1 line")
+    passed = Passed()
+    one = CustomReader("r", lambda _: [half, whole])
+    assert [session.num_calls for session in load(tmp_path / "0.log", passed, one)] == [1]
+    assert "passed over 1 line" in passed.summary()
+
+
 def test_litellm_rows_without_their_prompt_say_what_to_set(tmp_path: Path) -> None:
     row = {"call_type": "acompletion", "messages": {}, "proxy_server_request": "{}"}
     with pytest.raises(TraceError, match="store_prompts_in_spend_logs: true"):
@@ -334,8 +357,11 @@ def test_trajectories_of_tau_bench_and_data_sets(tmp_path: Path) -> None:
     turns: list[Any] = [
         {"role": role, "content": role} for role in ("system", "user", "assistant", "user", "assistant")
     ]
-    path = write(tmp_path / "r.json", [{"task_id": 3, "reward": 1.0, "info": {}, "traj": turns}, {"messages": turns}])
-    assert [roles(call) for call in calls_of(path)] == ["system user", "system user assistant user"] * 2
+    trial = {"task_id": 3, "reward": 1.0, "info": {}, "traj": turns}
+    path = write(tmp_path / "r.json", [trial, {"messages": turns}, trial])
+    found = calls_of(path)
+    assert [roles(call) for call in found] == ["system user", "system user assistant user"] * 3
+    assert [call.session_id for call in found[::2]] == ["3", "r.json:item2", "3#2"], "a trial is a session"
     # An answer that was begun by the client is one call.
     (call,) = calls_of(write(tmp_path / "p.jsonl", {"model": "m", "messages": turns}))
     assert len(call.messages) == 5
@@ -382,6 +408,8 @@ def test_spans_of_models(tmp_path: Path) -> None:
         otlp,
         *({"context": {"trace_id": name}, "attributes": one} for name, one in (("o", old), ("i", inference))),
     ]
+    # Some write a message twice: as a text, and by its fields.
+    inference |= {"llm.input_messages.0.message": "user: v"}
     first, second, third = calls_of(write(tmp_path / "spans.jsonl", *lines))
     assert roles(first) == "system user assistant tool"
     assert first.messages[2]["reasoning_content"] == "hm"

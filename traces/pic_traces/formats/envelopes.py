@@ -13,7 +13,7 @@ from contextlib import suppress
 from pic_traces.formats.bodies import as_object, as_objects
 from pic_traces.formats.reader import Dict
 from pic_traces.formats.times import parse_time, time_of
-from pic_traces.lines import Line
+from pic_traces.lines import Line, is_json
 from pic_traces.session import JsonValue
 
 _LISTS = (
@@ -90,7 +90,8 @@ class Envelopes:
         with suppress(ValueError, RecursionError):
             value, _ = _DECODER.raw_decode(text, begin.start())
             self.has_text = True
-            yield line._replace(value=value, text="", at=time_of(value) or parse_time(text) or line.at)
+            at, value = time_of(value) or parse_time(text) or line.at, value if is_json(value) else {}
+            yield line._replace(value=value, text="" if value else text[begin.start() :], at=at)
 
 
 def _records(value: Dict) -> list[JsonValue]:

@@ -196,8 +196,9 @@ def _nested(attributes: Dict) -> JsonValue:
         *path, last = name.split(".")
         inner = result
         for key in path:
-            inner = inner.setdefault(key, {})  # type: ignore[assignment]
-        inner[last] = value
+            # Some write both a value and what is in it.
+            inner[key] = inner = as_object(inner.get(key))
+        inner.setdefault(last, value)
     return result.get("", result)
 
 

@@ -14,7 +14,7 @@ from pic_traces.formats.chat import request_of
 from pic_traces.formats.reader import Dict, Reader, Request, conversation_of
 from pic_traces.formats.responses import Responses
 from pic_traces.formats.times import parse_time, time_of
-from pic_traces.lines import Line
+from pic_traces.lines import Line, is_json
 from pic_traces.session import JsonValue
 
 _LEVEL = "SGLang cut its texts to 2,048 characters; record again with --log-requests-level 3"
@@ -129,6 +129,8 @@ def _literal(line: Line, text: str) -> Dict:
         if "' ... '" in text or "] ... [" in text or '" ... "' in text:
             raise TraceError(f"{line.path}{line.place}: {_LEVEL}") from error
         raise line.error("a line of SGLang's log that is damaged") from error
+    if not is_json(value):
+        raise line.error("a line of SGLang's log with half a character, which no server takes")
     return value if isinstance(value, dict) else {}
 
 
