@@ -91,8 +91,9 @@ def check_inputs(args: argparse.Namespace) -> CustomReader | None:
         value = getattr(args, name, None)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')}={value!r}: must be 1 or more; leave it out to read all.")
-    for file in args.files:
-        if args.files.count(file) > 1:
+    paths = [(clock[:5], seed, Path(rest).expanduser().resolve()) for clock, seed, rest in map(split_clock, args.files)]
+    for file, path in zip(args.files, paths, strict=True):
+        if paths.count(path) > 1:
             raise ConfigError(f"FILE={file!r}: is named twice; name it once, or all of it would count as prefix hits.")
     return custom_reader(args.reader)
 

@@ -119,6 +119,8 @@ def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: 
     ("words", "what"),
     [
         ([GEN], "is named twice"),
+        (["log.jsonl", "./log.jsonl"], "FILE='log.jsonl': is named twice"),
+        (["clock:log.jsonl", "clock:1@./log.jsonl"], "FILE='clock:log.jsonl': is named twice"),
         (["--limit-sessions", "0"], "--limit-sessions=0: must be 1 or more"),
         (["--min-run", "0"], "min_run_tokens=0"),
         (["--pool", "0"], "--pool=0: must be 1 or more"),
