@@ -37,11 +37,12 @@ class Nonces(CustomLogger):
         for key in ("system", "instructions"):
             if data.get(key):
                 data[key] = strip_content(data[key])
-        first = (data.get("messages") or [{}])[0]
-        if first.get("role") in ("system", "developer"):
-            first["content"] = strip_content(first.get("content"))
-            if not first["content"] and len(data["messages"]) > 1:
-                data["messages"] = data["messages"][1:]
+        for key in ("messages", "input"):
+            first = data[key][0] if isinstance(data.get(key), list) and data[key] else {}
+            if isinstance(first, dict) and first.get("role") in ("system", "developer"):
+                first["content"] = strip_content(first.get("content"))
+                if not first["content"] and len(data[key]) > 1:
+                    data[key] = data[key][1:]
         return data
 
 

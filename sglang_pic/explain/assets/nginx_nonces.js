@@ -62,13 +62,15 @@ function stripped(text) {
       request[key] = stripContent(request[key]);
     }
   });
-  const first = (request.messages || [])[0] || {};
-  if (['system', 'developer'].includes(first.role)) {
-    first.content = stripContent(first.content);
-    if (request.messages.length > 1 && (!first.content || !first.content.length)) {
-      request.messages.shift();
+  [request.messages, request.input].forEach(messages => {
+    const first = (messages || [])[0] || {};
+    if (['system', 'developer'].includes(first.role)) {
+      first.content = stripContent(first.content);
+      if (messages.length > 1 && (!first.content || !first.content.length)) {
+        messages.shift();
+      }
     }
-  }
+  });
   return isChanged ? JSON.stringify(request) : text;
 }
 

@@ -306,6 +306,7 @@ def test_the_rule_for_litellm_removes_what_the_server_removes(
         parts = [{"type": "text", "text": text}, "More.", image]
         left = [*([{"type": "text", "text": without}] if without else []), "More.", image]
         assert served({"system": parts, "messages": [user]}) == {"system": left, "messages": [user]}
-        chat = {"messages": [{"role": "system", "content": text}, user]}
-        assert served(chat) == {"messages": [*([{"role": "system", "content": without}] if without else []), user]}
+        for key in ("messages", "input"):
+            chat = {key: [{"role": "system", "content": text}, user]}
+            assert served(chat) == {key: [*([{"role": "system", "content": without}] if without else []), user]}
     assert served({"model": "m", "input": "a"}) == {"model": "m", "input": "a"}
