@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
 
 import msgspec
 from pic_traces.encode.encoded import EncodedCall, Encoder
+from pic_traces.errors import LineError
+from pic_traces.logs import Passed
 from pic_traces.session import Call, Session
 
 from sglang_pic.census.changes import changed_fields
@@ -57,6 +59,7 @@ def simulate(
     config: CoreConfig | None = None,
     scope: CacheScope = CacheScope.FILE,
     side_by_side: int = 1,
+    passed: Mapping[str, Passed] | None = None,
 ) -> Iterator[Outcome]:
     """Serve every call, and yield its outcome, in order.
 
@@ -66,21 +69,35 @@ def simulate(
         config: the server's settings; its bounds on the index do not apply here.
         scope: how long a cache lives.
         side_by_side: sessions of a file that take turns.
+        passed: notes by file the calls that the template refuses, as a server would.
 
     Raises:
-        TraceError: a file cannot be read, or the template refuses a call; earlier outcomes stay valid.
+        TraceError: a file cannot be read, or the template refuses every call, or one without `passed`; earlier
+            outcomes stay valid.
 
     Memory grows with distinct tokens, not with prompt tokens.
     """
     numbers = itertools.count()
     cache: Cache | None = None
+    refused, is_served = None, False
     for file, sessions in files:
         if cache is None or scope is CacheScope.FILE:
             cache = Cache(config or CoreConfig(), encoder)
         for call in in_turns(sessions, side_by_side):
             ref = CallRef(next(numbers), file, call.session_id, call.index)
-            outcome = cache.serve(ref, call.agent, encoder.encode(call))
+            try:
+                encoded = encoder.encode(call)
+            except LineError as error:
+                if passed is None:
+                    raise
+                passed[file].add(error)
+                refused = error
+                continue
+            outcome = cache.serve(ref, call.agent, encoded)
+            is_served = True
             yield replace(outcome, recorded_len=call.prompt_tokens) if call.prompt_tokens else outcome
+    if refused is not None and not is_served:
+        raise refused
 
 
 def in_turns(sessions: Iterable[Session], side_by_side: int) -> Iterator[Call]:

@@ -82,10 +82,15 @@ class Survey:
         """Count call by call, and yield each.
 
         Raises:
-            TraceError: a file cannot be read, or the template refuses a call; earlier counts stay valid.
+            TraceError: a file cannot be read, or the template refuses every call; earlier counts stay valid.
         """
         outcomes = simulate(
-            self._sources(), self.encoder, config=self.config, scope=self.scope, side_by_side=self.side_by_side
+            self._sources(),
+            self.encoder,
+            config=self.config,
+            scope=self.scope,
+            side_by_side=self.side_by_side,
+            passed=self._passed or None,
         )
         for outcome in outcomes:
             repeated = None

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     bolder = Bolder(encoder, {flag: other for flag, other in others.items() if other != config})
     findings = Findings()
     sources = ((file, read_sessions(file, args.limit_sessions, reader=reader)) for file in args.files)
-    outcomes = islice(simulate(sources, encoder, config=config), num_calls)
+    outcomes = islice(simulate(sources, encoder, config=config, passed=passed), num_calls)
     for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
         findings.add(outcome)
         bolder.add(outcome)

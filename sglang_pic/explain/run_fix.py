@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+import sys
+from collections import Counter, defaultdict
+from typing import TextIO
 
+from msgspec.structs import replace
 from pic_traces.encode import load_encoder
 from pic_traces.logs import Passed
 from pic_traces.session import Session
@@ -56,14 +59,21 @@ def run(args: argparse.Namespace) -> int:
     """Rewrite, count, print, and return 0.
 
     Raises:
-        ConfigError: a value is not allowed, FILE exists, or the logs have no nonce for --gateway.
+        ConfigError: a value is not allowed, FILE exists, or --gateway finds no nonce or comes with --out.
         TraceError: a log or the tokenizer cannot be read; nothing is written.
     """
     reader = check_inputs(args)
+    if args.gateway is not None and args.out is not None:
+        raise ConfigError(f"--out={args.out!r}: --gateway prints a rule and writes no requests; leave out one of them.")
     config, encoder = policy_of(args), load_encoder(args.tokenizer)
     out = None if args.out is None else output_of(args, "file")
     rewriter, passed = Rewriter(), {file: Passed(args.strict) for file in args.files}
-    recorded = [(file, list(read_sessions(file, args.limit_sessions, passed[file], reader))) for file in args.files]
+    recorded = []
+    for number, file in enumerate(args.files, start=1):
+        # What is written is one file: sessions of several ones are named apart.
+        name = f"{number}-" if len(args.files) > 1 else ""
+        found = read_sessions(file, args.limit_sessions, passed[file], reader)
+        recorded.append((file, [replace(session, session_id=f"{name}{session.session_id}") for session in found]))
     nonces = Counter[str]()
     stripped = [(file, [without_nonces(session, nonces) for session in sessions]) for file, sessions in recorded]
     if args.gateway is not None:
@@ -72,27 +82,31 @@ def run(args: argparse.Namespace) -> int:
                 f"--gateway={args.gateway!r}: the logs have none of the known nonces, {', '.join(NONCES)}."
             )
         print(rule(args.gateway, nonces), end="")
+        _print_notes(passed, sys.stderr)
         return 0
     for _, sessions in stripped:
         rewriter.learn(sessions)
     groups = [rewriter.group(call) for _, sessions in stripped for session in sessions for call in session.calls()]
 
-    def count(files: list[tuple[str, list[Session]]], config: CoreConfig) -> tuple[Tally, Counter[int]]:
+    def count(
+        files: list[tuple[str, list[Session]]], config: CoreConfig, notes: dict[str, Passed] | None = None
+    ) -> tuple[Tally, Counter[int]]:
         tally, num_computed = Tally(), Counter[int]()
-        outcomes = with_progress(simulate(files, encoder, config=config), len(groups), quiet=args.quiet)
-        for group, outcome in zip(groups, outcomes, strict=True):
+        outcomes = simulate(files, encoder, config=config, passed=notes or defaultdict(Passed))
+        for outcome in with_progress(outcomes, len(groups), quiet=args.quiet):
             tally.add(outcome)
-            num_computed[group] += len(outcome.encoded.tokens) - outcome.prefix_len
+            num_computed[groups[outcome.ref.number]] += len(outcome.encoded.tokens) - outcome.prefix_len
         return tally, num_computed
 
-    before, num_before = count(recorded, config)
+    before, num_before = count(recorded, config, passed)
     num_before = count(stripped, config)[1] if nonces else num_before
     while True:
         rewriter.num_changed.clear()
         rewriter.changed.clear()
         rewritten = [(file, [rewriter.rewrite(session) for session in sessions]) for file, sessions in stripped]
         after, num_after = count(rewritten, config)
-        worse = {group for group in rewriter.changed if num_after[group] >= num_before[group]}
+        is_refused = after.calls < before.calls
+        worse = {group for group in rewriter.changed if is_refused or num_after[group] >= num_before[group]}
         if not worse:
             break
         rewriter.left |= worse
@@ -100,13 +114,17 @@ def run(args: argparse.Namespace) -> int:
     if out is not None:
         write_whole(out, (line for _, sessions in rewritten for session in sessions for line in request_lines(session)))
     _print(rewriter, nonces, before, after, most)
-    for file in args.files:
-        if summary := passed[file].summary():
-            print(f"note: {file}: {summary}.")
-    for note in dict.fromkeys(note for one in passed.values() for note in one.notes):
-        print(f"note: {note}.")
+    _print_notes(passed, sys.stdout)
     print(f"tokens are those of {encoder.name}" + (f"; written: {out}" if out else ""))
     return 0
+
+
+def _print_notes(passed: dict[str, Passed], stream: TextIO) -> None:
+    for file, one in passed.items():
+        if summary := one.summary():
+            print(f"note: {file}: {summary}.", file=stream)
+    for note in dict.fromkeys(note for one in passed.values() for note in one.notes):
+        print(f"note: {note}.", file=stream)
 
 
 def _print(rewriter: Rewriter, nonces: Counter[str], before: Tally, after: Tally, most: Tally) -> None:

@@ -128,6 +128,16 @@ def test_the_file_has_the_requests_and_the_report_says_what_for(tmp_path: Path, 
     assert "These rules find nothing that would help" in capsys.readouterr().out
 
 
+def test_sessions_of_several_files_stay_apart(tmp_path: Path, capsys: Capture) -> None:
+    logs = [write(tmp_path / name, growing(lambda _: prose(1, 20))) for name in ("a.jsonl", "b.jsonl")]
+    out = tmp_path / "fixed.jsonl"
+    assert main(["fix", *map(str, logs), "--quiet", "--out", str(out)]) == 0
+    assert [(one.session_id, one.num_calls) for one in load(out)] == [("1-s", 4), ("2-s", 4)]
+    capsys.readouterr()
+    assert main(["fix", str(logs[0]), "--out", str(tmp_path / "x"), "--gateway", "nginx"]) == 2
+    assert "--gateway prints a rule and writes no requests" in capsys.readouterr().err
+
+
 def test_a_list_that_grows_in_prompts_of_one_message_moves_to_their_end() -> None:
     """The rest of the message is a prefix hit then, and so is the list up to its new entry."""
     rules, end = "Rules: " + prose(1), "Answer with one action. " + prose(2)

@@ -206,6 +206,25 @@ def logged(call: Call, **fields: Any) -> dict[str, Any]:
     return {"session_id": "s", "request": call.body, "response": call.response, **fields}
 
 
+def test_a_call_that_the_template_refuses_is_left_out_and_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server answers that call with an error, and all others."""
+    broken = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": None}]}
+    refused = logged(CALLS[1]) | {"request": {"messages": [*CALLS[1].messages, broken]}}
+    log = write_lines(tmp_path / "log.jsonl", logged(CALLS[0]), refused, logged(CALLS[2]))
+    arguments = [str(log), "--quiet", "--tokenizer", str(model)]
+    for verb, *more in (["census"], ["explain", "--out", str(tmp_path / "page.html"), "--force"], ["fix"]):
+        assert main([verb, *arguments, *more]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "passed over 1 line: 1 the chat template of" in out
+        assert "refuses its messages" in out
+        assert main([verb, *arguments, *more, "--strict"]) == 2
+        assert "session 's', call 1: the chat template of" in capsys.readouterr().err
+    assert main(["census", str(write_lines(log, refused)), *arguments[1:]]) == 2
+    assert "refuses its messages" in capsys.readouterr().err
+
+
 def test_lines_that_docker_has_cut_are_joined(encoder: Encoder, tmp_path: Path) -> None:
     """At 16 KiB."""
     rows = []

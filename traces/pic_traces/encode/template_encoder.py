@@ -10,7 +10,7 @@ from pic_traces.encode.encoded import EncodedCall, Mark
 from pic_traces.encode.locate import Shape, locate
 from pic_traces.encode.prepare import ContentForm, Preparation, content_text, recorded_roles
 from pic_traces.encode.tokenizer import TextEncoder
-from pic_traces.errors import TraceError
+from pic_traces.errors import LineError
 from pic_traces.flatten import shows_tools, uses_tools
 from pic_traces.session import Call, JsonValue, Message
 
@@ -56,16 +56,17 @@ class TemplateEncoder:
         """The ids of one call.
 
         Raises:
-            TraceError: the template refuses the messages.
+            LineError: the template refuses the messages.
         """
         messages = self._prepare(call.messages, call.tools)
         tools, options = self._conversation_options(call)
         try:
             text = self._template.render(messages, tools, options, add_generation_prompt=True)
         except TemplateRefusal as error:
-            raise TraceError(
-                f"session {call.session_id!r}, call {call.index}: the chat template of {self.name} refuses its "
-                f"messages: {error}; use another tokenizer, or none for approximate counts"
+            raise LineError(
+                f"session {call.session_id!r}, call {call.index}",
+                f"the chat template of {self.name} refuses its messages: {error}; use another tokenizer, or none for "
+                "approximate counts",
             ) from error
         prompt = list(self._tokenizer.tokenize(text))
         answer = self._answer_text(call, messages, text)
