@@ -160,6 +160,8 @@ class _Reading:
     def _taken(self, line: Line, depth: int = _MAX_ENVELOPES) -> Iterator[tuple[str, Request | Session]]:
         kind = next((kind for kind in READERS if kind.recognizes(line)), None)
         if kind is None and depth and (inner := self._envelopes.unwrap(line)) is not None:
+            for key in self._envelopes.others:
+                self.passed.add(line.error(f"`{key}` is a second list of records, which is not read; write one a line"))
             for one in inner:
                 yield from self._taken(one, depth - 1)
             return

@@ -235,13 +235,13 @@ def test_lines_that_docker_has_cut_are_joined(encoder: Encoder, tmp_path: Path) 
     assert [tokens for tokens, _ in counted(write_lines(tmp_path / "docker.log", *rows), encoder)] == [336, 445, 553]
 
 
-def test_lists_of_records_are_read_whole_and_their_items_are_calls_of_their_own(tmp_path: Path) -> None:
-    """Those of Loki are pairs of a time and a line, which may be nothing but JSON."""
+def test_items_of_a_list_are_calls_of_their_own_and_a_second_list_is_named(tmp_path: Path) -> None:
+    """Those of Loki are pairs of a time and a line, which may be nothing but JSON; `spans` may repeat `traces`."""
     bodies = [call.body for call in CALLS]
     pairs = [[f"{call.at}000000000", json.dumps(call.body)] for call in CALLS]
     path = write_lines(
         tmp_path / "log.jsonl",
-        {"runs": bodies[:1], "calls": bodies[1:2]},
+        {"traces": bodies[:2], "spans": bodies[1:2]},
         {"logEvents": [{"timestamp": CALLS[2].at, "message": json.dumps(bodies[2])}]},
         {"data": {"result": [{"stream": {}, "values": pairs}]}},
     )
@@ -251,7 +251,7 @@ def test_lists_of_records_are_read_whole_and_their_items_are_calls_of_their_own(
     assert [session.session_id for session in sessions[1:4]] == [
         "line-000001-2", "line-000002-1", "line-000003-1-1",
     ]  # fmt: skip
-    assert passed.summary() is None
+    assert "passed over 1 line: 1 `spans` is a second list of records" in (passed.summary() or "")
 
 
 @pytest.mark.parametrize("name", ["elapsed_time", "response_time", "duration", "inference_time"])

@@ -38,10 +38,13 @@ class Envelopes:
         self._begun: dict[str, str] = {}
         self.has_text = False
         """Whether JSON was found behind text: then lines of text without any are no fault."""
+        self.others: list[str] = []
+        """Further lists in the line that was unwrapped; they may have the same calls again (traces, spans)."""
         self._is_begun = False
 
     def unwrap(self, line: Line) -> list[Line] | None:
         """The lines in a line: none if it is the beginning of a cut line; None if there is no envelope."""
+        self.others = []
         found = list(self._in_text(line) if line.text else self._in_value(line))
         return found if found or self._is_begun else None
 
@@ -49,14 +52,16 @@ class Envelopes:
         value = line.value
         self._is_begun = False
         at = time_of(value) or line.at
-        for number, record in enumerate(records := _records(value), start=1):
+        lists = _lists(value)
+        self.others = [*lists][1:]
+        for number, record in enumerate(next(iter(lists.values()), ()), start=1):
             one = line._replace(place=f"{line.place}: item {number}", inside=f"{line.inside}-{number}")
             # Loki's values are pairs of a time and a line.
             if isinstance(record, list) and len(record) > 1 and isinstance(record[1], str):
                 yield _line_of(one, record[1], parse_time(record[0]))
             elif isinstance(record, dict):
                 yield one._replace(value=record, at=time_of(record) or at)
-        if records:
+        if lists:
             return
         text = next((value[key] for key in _TEXTS if isinstance(value.get(key), str)), None)
         if isinstance(text, str):
@@ -94,10 +99,10 @@ class Envelopes:
             yield line._replace(value=value, text="" if value else text[begin.start() :], at=at)
 
 
-def _records(value: Dict) -> list[JsonValue]:
-    """What the lists of records in an object have."""
-    lists = [found for key in _LISTS if isinstance(found := value.get(key), list) and found]
-    return [one for found in lists if as_objects(found) or isinstance(found[0], list) for one in found]
+def _lists(value: Dict) -> dict[str, list[JsonValue]]:
+    """The lists of records that an object is about, by name."""
+    lists = {key: found for key in _LISTS if isinstance(found := value.get(key), list) and found}
+    return {key: found for key, found in lists.items() if as_objects(found) or isinstance(found[0], list)}
 
 
 def _line_of(line: Line, text: str, at: int | None) -> Line:
