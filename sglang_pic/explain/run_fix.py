@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import TextIO
 
 from msgspec.structs import replace
+from pic_traces.custom import CustomReader
 from pic_traces.encode import load_encoder
 from pic_traces.logs import Passed
 from pic_traces.session import Session
@@ -68,12 +70,7 @@ def run(args: argparse.Namespace) -> int:
     config, encoder = policy_of(args), load_encoder(args.tokenizer)
     out = None if args.out is None else output_of(args, "file")
     rewriter, passed = Rewriter(), {file: Passed(args.strict) for file in args.files}
-    recorded = []
-    for number, file in enumerate(args.files, start=1):
-        # What is written is one file: sessions of several ones are named apart.
-        name = f"{number}-" if len(args.files) > 1 else ""
-        found = read_sessions(file, args.limit_sessions, passed[file], reader)
-        recorded.append((file, [replace(session, session_id=f"{name}{session.session_id}") for session in found]))
+    recorded = [*_read(args, passed, reader)]
     nonces = Counter[str]()
     stripped = [(file, [without_nonces(session, nonces) for session in sessions]) for file, sessions in recorded]
     if args.gateway is not None:
@@ -117,6 +114,16 @@ def run(args: argparse.Namespace) -> int:
     _print_notes(passed, sys.stdout)
     print(f"tokens are those of {encoder.name}" + (f"; written: {out}" if out else ""))
     return 0
+
+
+def _read(
+    args: argparse.Namespace, passed: dict[str, Passed], reader: CustomReader | None
+) -> Iterator[tuple[str, list[Session]]]:
+    """The files with their sessions, which are named apart by the file's number: what is written is one file."""
+    for number, file in enumerate(args.files, start=1):
+        name = f"{number}-" if len(args.files) > 1 else ""
+        sessions = read_sessions(file, args.limit_sessions, passed[file], reader)
+        yield file, [replace(session, session_id=f"{name}{session.session_id}") for session in sessions]
 
 
 def _print_notes(passed: dict[str, Passed], stream: TextIO) -> None:
