@@ -31,8 +31,8 @@ _FLANK_TOKENS = 8
 _SAME_TOKENS = 4
 # A text that was only added is a field up to this part of `max_field_tokens`.
 _ADDED_PART = 4
-# Equal text before a difference is looked for at every such token.
-_PROBE_TOKENS = 4
+# Equal text before a difference is looked for at every such token: a prime, because texts repeat in periods.
+_PROBE_TOKENS = 11
 # Beside an added or removed text, the long side is compared over so many tokens more than the short side has.
 _BESIDE_TOKENS = 8
 MAX_ALIGNED_FIELDS = 256
@@ -243,10 +243,11 @@ class Aligner:
         (old_at, new_at, known, is_over), most = ahead, self._most + _FLANK_TOKENS
         fields = list(known)
         path = tokens_before(node, node.end, node.end - old_at)
-        self.work += len(path)
+        self.work += len(path) // budget.COPIED_TOKENS
         while not is_over:
             left = path[len(path) - (node.end - old_at) :]
             equal = common_len(left, self._tokens[new_at:])
+            self.work += budget.PER_WALK_STEP + equal
             old_at, new_at, left = old_at + equal, new_at + equal, left[equal:]
             if not len(left):
                 break
