@@ -31,6 +31,8 @@ _FLANK_TOKENS = 8
 _SAME_TOKENS = 4
 # A text that was only added is a field up to this part of `max_field_tokens`.
 _ADDED_PART = 4
+# Before text that was added or removed a longer field is another text: an id has up to 40 tokens.
+_VALUE_TOKENS = 48
 # Equal text before a difference is looked for at every such token: a prime, because texts repeat in periods.
 _PROBE_TOKENS = 11
 # Beside an added or removed text, the long side is compared over so many tokens more than the short side has.
@@ -216,7 +218,7 @@ class Aligner:
             ahead = self._ahead(_at(node, at - shift), shared)
             short = min(at - shift - ahead.old_at, at - ahead.new_at)
             values = [max(len(field.old), field.new[1] - field.new[0]) for _, field in ahead.fields]
-            if max(short, _ADDED_PART * max(values, default=0)) > self._most:
+            if short > self._most or max(values, default=0) > _VALUE_TOKENS:
                 return _join(_OTHER, fields)
             # Values changed, and between them and the run text was added or removed.
             before = [field for end, field in ahead.fields if end <= at - shift and field.new[1] <= at]
@@ -241,6 +243,8 @@ class Aligner:
     def _extended(self, ahead: _Ahead, node: Node) -> _Ahead:
         """The same with the tokens of one more node of the path."""
         (old_at, new_at, known, is_over), most = ahead, self._most + _FLANK_TOKENS
+        if is_over:
+            return ahead
         fields = list(known)
         path = tokens_before(node, node.end, node.end - old_at)
         self.work += len(path) // budget.COPIED_TOKENS

@@ -16,6 +16,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from sglang_pic.core import budget
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS, Aligner, Alignment, Difference
@@ -31,6 +32,8 @@ from sglang_pic.core.trie import Node, Trie
 _MIN_PIECE_TOKENS = 16
 # The first tokens of a message are its role.
 _ROLE_TOKENS = 4
+# Equal tokens between two fields of one word, at most.
+_JOINING_TOKENS = 32
 # Limits on the fields of one plan, and on those of all its runs together; runs beyond them are computed. Recorded
 # sessions have at most 21 changed fields in a plan, and 27 runs.
 _MAX_FIELDS = 512
@@ -73,6 +76,7 @@ class Guard:
         # Serial of a node -> the highest generation above it.
         self._above: dict[int, int] = {}
         self._parts: dict[tuple[Span, bytes], list[Difference]] = {}
+        self._are_joined: dict[Span, bool] = {}
         self._work = 0
         self._refused: list[Span] = []
         self.dropped: Counter[DropReason] = Counter()
@@ -107,7 +111,7 @@ class Guard:
         if len(alignment.fields) > MAX_ALIGNED_FIELDS:
             self.dropped[DropReason.BUDGET] += 1
             return None
-        self._fields[run.target_start] = alignment.fields
+        self._fields[run.target_start] = self._whole_words(alignment.fields, self._lexicon)
         generation = self._generation(node, run.donor_end)
         is_other = alignment.rest is Context.OTHER
         return msgspec.structs.replace(run, context=alignment.context, is_other=is_other, generation=generation)
@@ -166,6 +170,26 @@ class Guard:
             return found
         fields = tuple(part for field in found.fields for part in self._within_messages(field, self._lexicon))
         return Alignment(max(found.rest, Context.MOVED, key=[*Context].index), fields)
+
+    def _whole_words(self, fields: tuple[Difference, ...], lexicon: Lexicon | None) -> tuple[Difference, ...]:
+        """The fields, those of one word as one: a time of which hours and seconds changed."""
+        if lexicon is None or len(fields) < 2:
+            return fields
+        self._work += budget.PER_PAIR * len(fields)
+        whole = [fields[0]]
+        for field in fields[1:]:
+            last = whole[-1]
+            gap = last.new[1], field.new[0]
+            if gap not in self._are_joined:
+                self._are_joined[gap] = gap[1] - gap[0] <= _JOINING_TOKENS and lexicon.is_joint(
+                    self._tokens[slice(*gap)]
+                )
+            if self._are_joined[gap]:
+                old = np.concatenate([last.old, self._tokens[slice(*gap)], field.old])
+                whole[-1] = Difference(old, last.before, (last.new[0], field.new[1]))
+            else:
+                whole.append(field)
+        return tuple(whole)
 
     def _within_messages(self, field: Difference, lexicon: Lexicon) -> list[Difference]:
         """The parts of a field that are in messages which both sides have; whole messages are no value that changed."""

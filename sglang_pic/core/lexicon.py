@@ -24,6 +24,8 @@ from sglang_pic.core.word_loops import (
     DECIMAL,
     DIGIT,
     ENDS,
+    ESCAPE,
+    ESCAPED,
     IN_NUMBER,
     JOINT,
     OPEN,
@@ -45,6 +47,7 @@ _NUMBER_SIGNS = ".:-/"
 WORD_TOKENS = 512
 # Kana, and Chinese signs.
 _WITHOUT_SPACES = (("\u3040", "\u30ff"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff"), ("\U00020000", "\U0003ffff"))
+_ESCAPES = ("\\n", "\\r", "\\t")
 MESSAGE_BREAK = "\x1e\n"
 """The text to give to a token that opens or closes a message."""
 
@@ -146,6 +149,10 @@ class Lexicon:
     def has_message_break(self, tokens: Tokens) -> bool:
         """Whether a message begins or ends in `tokens`."""
         return MESSAGE_BREAK in self.text(tokens)
+
+    def is_joint(self, tokens: Tokens) -> bool:
+        """Whether what is before and after these tokens is one word: their text has no space."""
+        return not any(map(str.isspace, self.text(tokens)))
 
     def message_breaks(self, tokens: Tokens) -> tuple[int, int]:
         """The first and the last place where a message begins or ends; the length and -1 if there is none."""
@@ -255,7 +262,8 @@ def _lay_out(places: npt.NDArray[np.int32], texts: list[str]) -> npt.NDArray[np.
 
 
 def _marks(text: str, is_signed: bool) -> int:
-    starts, ends = STARTS * _is_alnum(text[:1]), ENDS * _is_alnum(text[-1:])
+    # A line break in JSON ends no word.
+    starts, ends = STARTS * _is_alnum(text[:1]), ENDS * (_is_alnum(text[-1:]) and text[-2:] not in _ESCAPES)
     is_open, is_closed = (bool(edge) and not edge.isspace() for edge in (text[:1], text[-1:]))
     return SIGNED * is_signed + starts + ends + OPEN * is_open + CLOSED * is_closed
 
@@ -291,4 +299,6 @@ def _kind(character: str) -> int:
         + DIGIT * character.isdigit()
         + JOINT * (character in _JOINTS)
         + IN_NUMBER * (character in _NUMBER_SIGNS)
+        + ESCAPE * (character == "\\")
+        + ESCAPED * (character in "nrt")
     )

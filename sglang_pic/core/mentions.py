@@ -38,6 +38,8 @@ _LABEL_BEHIND = 3
 # How far the field's line is read to both sides of the value.
 _LINE_TOKENS = 24
 _WORD_BEGINS = 2
+# Tokens before a sign that may be signs of the same line or bar.
+_BESIDE_SIGNS = 3
 # A frequent word of the value counts if a word of the label is that near.
 _NEAR_TOKENS = 24
 # Words of a value whose words are all frequent name it where they follow each other, so near; in more places
@@ -140,8 +142,8 @@ def _mentions(
                 near = _following(side, found)
                 places.update(near if len(near) <= _MOST_FOLLOWING else ())
                 everywhere += [min(near)] if len(near) > _MOST_FOLLOWING else []
-            elif not near:
-                # Any of the places may be meant.
+            elif not near and not any(any(map(str.isdigit, word)) and not found[word] for word in side):
+                # Any of the places may be meant; not of the unit of a number that is nowhere.
                 everywhere += [at for word in side for at in found[word][:1]]
     if is_said_otherwise:
         everywhere = [0]
@@ -180,7 +182,8 @@ def _may_follow_unnamed(
         return old != new
     words = [[word for word in side if word not in _GRAMMAR] for side in names.sides]
     if not any(words):
-        old_signs, new_signs = map(_signs, texts)
+        before, after = lexicon.text(field.before[-_BESIDE_SIGNS:]), lexicon.text(tokens[field.new[1] :][:1])
+        old_signs, new_signs = (_signs(f"{before}{text}{after}") for text in texts)
         # Of a sign of several tokens each is a replacement character.
         return any(names.sides) or old_signs != new_signs or any("\ufffd" in text for text in texts)
     if any(len(side) > _FEW_WORDS for side in words):
@@ -192,7 +195,9 @@ def _may_follow_unnamed(
 
 def _signs(text: str) -> list[str]:
     """The signs of a text that say something: of mathematics, negations, pictures."""
-    return [character for character in text if character in "-!" or category(character)[0] == "S"]
+    # Not lines, bars and spinners that are drawn, and no mark at a sentence's end.
+    said = re.sub(r"[-=]{2,}>?|[\u2500-\u259f\u2800-\u28ff]|!(?=\s|$)", "", text)
+    return [character for character in said if character in "-!" or category(character)[0] == "S"]
 
 
 def _frequent(names: _Names, found: dict[str, list[int]]) -> Iterator[list[str]]:
@@ -206,10 +211,9 @@ def _following(words: list[str], found: dict[str, list[int]]) -> set[int]:
     """The places where two words of a value follow each other as in the value."""
     places = set[int]()
     for word, after in pairwise(words):
-        for place in found[word]:
-            at = bisect_right(found[after], place)
-            if at < len(found[after]) and found[after][at] <= place + _FOLLOWING_TOKENS:
-                places.add(place)
+        here, there = np.array(found[word], np.int64), np.array([*found[after], 1 << 62], np.int64)
+        nearest = there[np.searchsorted(there, here, "right")]
+        places.update(here[nearest <= here + _FOLLOWING_TOKENS].tolist())
     return places
 
 

@@ -17,8 +17,9 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-ALNUM, DECIMAL, DIGIT, JOINT, IN_NUMBER = 1, 2, 4, 8, 16
-"""Kinds of a character, added up; a joint may join words to one word, and `IN_NUMBER` digits to one number."""
+ALNUM, DECIMAL, DIGIT, JOINT, IN_NUMBER, ESCAPE, ESCAPED = 1, 2, 4, 8, 16, 32, 64
+"""Kinds of a character, added up; a joint may join words to one word, and `IN_NUMBER` digits to one number;
+`ESCAPED` after `ESCAPE` is a line break or a tab in JSON."""
 WHOLE: Final = -1
 """Instead of a position: the token is the whole word."""
 
@@ -204,6 +205,9 @@ def _ends_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book) -
         if length > word_len + 1 or not marks[token] & OPEN:
             break
         start, stop = folded_at[token], folded_at[token + 1]
+    if word_len > 1 and int(asked.last[word]) & DIGIT and following & ALNUM and not following & DIGIT:
+        # A unit or a particle: 30s, 16GB, 45개.
+        return length >= word_len
     return length >= word_len and not _goes_on(following, over_next, int(asked.last[word]))
 
 
@@ -220,6 +224,9 @@ def _begins_there(tokens: Ints, place: int, word: int, asked: Asked, book: Book)
             stop -= 1
             before, before_that = (before, int(all_kinds[stop])) if count else (int(all_kinds[stop]), 0)
             count += 1
+    if before & ESCAPED and before_that & ESCAPE:
+        # The n of a line break in JSON.
+        return True
     return not _goes_on(before, before_that, int(asked.first[word]))
 
 

@@ -16,7 +16,7 @@ from tests.helpers.core_builders import plan_of
 
 BREAK = "\x1e"
 """In texts: a token that opens or closes a message."""
-_PIECES = re.compile(rf" ?[^\W\d_]{{1,4}}|{BREAK}|.", re.S)
+_PIECES = re.compile(rf"\\n| ?[^\W\d_]{{1,4}}|{BREAK}|.", re.S)
 _IDS: dict[str, int] = {}
 
 
@@ -67,6 +67,10 @@ SAID = {
         "Now: 2026-01-05T18:28:33.123456",
         "It began 2026-01-05T18:27:33.123456 there.",
     ),
+    "two parts of a time": ("Due 2026-11-26T11:46:22Z", "Due 2026-12-26T10:30:17Z", "It is due 2026-11-26T11:46:22Z."),
+    "two parts of an address": ("Host 10.20.181.126", "Host 12.20.181.198", "Ping 10.20.181.126 first."),
+    "a number and its unit": ("Wait 30 seconds", "Wait 45 seconds", "It sleeps 30s then."),
+    "a name after a break in JSON": ("user: Bobb", "user: Anna", '{"log": "x\\nBobb\\n"}'),
     "a number in a list": ("[1,45,3]", "[1,46,3]", "We count 45 of them."),
     "a number of CSV": ("alice,45,open", "alice,46,open", "We count 45 of them."),
     "a number beside a list": ("width=45", "width=46", "It is in [1,45,3] as well."),
@@ -105,18 +109,36 @@ def test_what_names_a_value_is_computed_however_it_is_written(name: str) -> None
     assert not is_spliced(made, said.partition("\n")[0])
 
 
+UNSAID = {
+    "a mark": ("Hello there!", "Hello there."),
+    "a line": ("-----", "------"),
+    "a line of a table": ("|---|---|", "|----|---|"),
+    "a tree": ("├── src", "└── src"),
+    "a clock with a common unit": ("It is 11:58 am", "It is 12:03 pm"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_what_says_nothing_costs_nothing(name: str) -> None:
+    said = "I am here. "
+    plan, text = second_plan(*(f"{HEAD}{field}\n{BODY}{said}\n{MORE}{LAST}" for field in UNSAID[name]))
+    assert plan.num_spliced > len(cut(text)) / 2
+
+
 CLOCK = "It is 18:27 now.", "It is 18:42 now."
 NAMED = "Since it is 18:27 the shop is open."
 
 
+@pytest.mark.parametrize("values", [("18:27", "18:42"), UUIDS], ids=["clock", "id"])
 @pytest.mark.parametrize("is_added", [False, True], ids=["removed", "added"])
-def test_a_field_before_text_that_was_added_or_removed_is_found(is_added: bool) -> None:
+def test_a_field_before_text_that_was_added_or_removed_is_found(is_added: bool, values: tuple[str, str]) -> None:
     long = prose(6, 400)
+    named = f"Since {values[0]} it is open."
     old, new = ("", long) if is_added else (long, "")
-    made = second_plan(f"{HEAD}{CLOCK[0]}\n{BODY}{old}{MORE}{NAMED}\n{prose(7)}{LAST}",
-                       f"{HEAD}{CLOCK[1]}\n{BODY}{new}{MORE}{NAMED}\n{prose(7)}{LAST}")  # fmt: skip
+    made = second_plan(f"{HEAD}Now: {values[0]}\n{BODY}{old}{MORE}{named}\n{prose(7)}{LAST}",
+                       f"{HEAD}Now: {values[1]}\n{BODY}{new}{MORE}{named}\n{prose(7)}{LAST}")  # fmt: skip
     assert made[0].num_spliced
-    assert not is_spliced(made, "Since it is 18:27")
+    assert not is_spliced(made, named)
 
 
 def test_text_of_another_role_is_another_text_and_no_value() -> None:
