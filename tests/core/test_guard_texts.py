@@ -78,9 +78,9 @@ SAID = {
     "an id in a path": ("GET /users/4512/orders", "GET /users/4513/orders", "User 4512 has paid."),
     "thousands": ("It costs 1,500 euro", "It costs 1,600 euro", "We pay 1,500 for it."),
     "signs that fold to more letters": (
-        "Kunde ist Großmann",
-        "Kunde ist Weißbach",
-        "Die Rechnung an Großmann ist offen.",
+        "Kunde: Großmann",
+        "Kunde: Weißbach",
+        "Herr Großmann kam um neun.",
     ),
     "a number in Chinese": ("价格是45元。", "价格是46元。", "因为是45元所以我们买了很多。"),
     "a name in Chinese": ("客户是王小明。", "客户是李大伟。", "今天王小明已经付款了。"),
