@@ -40,6 +40,8 @@ _LINE_TOKENS = 24
 _WORD_BEGINS = 2
 # Tokens before a sign that may be signs of the same line or bar.
 _BESIDE_SIGNS = 3
+# Lines, bars and spinners that are drawn, and a mark at a sentence's end: they say nothing.
+_DRAWN = re.compile(r"[-=]{2,}>?|[\u2500-\u259f\u2800-\u28ff]|!(?=\s|$)")
 # A frequent word of the value counts if a word of the label is that near.
 _NEAR_TOKENS = 24
 # Words of a value whose words are all frequent name it where they follow each other, so near; in more places
@@ -195,9 +197,7 @@ def _may_follow_unnamed(
 
 def _signs(text: str) -> list[str]:
     """The signs of a text that say something: of mathematics, negations, pictures."""
-    # Not lines, bars and spinners that are drawn, and no mark at a sentence's end.
-    said = re.sub(r"[-=]{2,}>?|[\u2500-\u259f\u2800-\u28ff]|!(?=\s|$)", "", text)
-    return [character for character in said if character in "-!" or category(character)[0] == "S"]
+    return [character for character in _DRAWN.sub("", text) if character in "-!" or category(character)[0] == "S"]
 
 
 def _frequent(names: _Names, found: dict[str, list[int]]) -> Iterator[list[str]]:

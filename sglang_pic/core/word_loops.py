@@ -127,18 +127,13 @@ def _split(kinds: Bytes, low: int, high: int) -> Ints:
             count += 2
         here = start
         while here < at:
-            begin = here
-            while here < at and kinds[here] & ALNUM and not kinds[here] & DECIMAL:
+            begin, is_number = here, kinds[here] & DECIMAL
+            while here < at and kinds[here] & ALNUM and kinds[here] & DECIMAL == is_number:
                 here += 1
-            if here > begin and begin < high and here > low:
+            is_word = here > begin and (not is_number or _DIGITS <= here - begin < at - start)
+            if is_word and begin < high and here > low:
                 spans[count], spans[count + 1] = begin, here
                 count += 2
-            if here == begin:
-                while here < at and kinds[here] & DECIMAL:
-                    here += 1
-                if here - begin >= _DIGITS and here - begin < at - start and begin < high and here > low:
-                    spans[count], spans[count + 1] = begin, here
-                    count += 2
             here += here == begin
         at += at == start
     return spans[:count]
@@ -152,8 +147,7 @@ def word_spans(
 
     Returns:
         The span of their tokens, at most `most` beyond the given one; and the start and end of each word in the folded
-        text of these tokens, followed by the runs of letters and the longer runs of
-        digits in it.
+        text of these tokens, followed by the runs of letters and the longer runs of digits in it.
     """
     first, last, known = start, end, len(marks) - 1
     while first > 0 and start - first < most and _are_joined(tokens, first, marks):
