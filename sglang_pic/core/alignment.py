@@ -12,9 +12,7 @@ or removed text are found from the common prefix on.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from difflib import SequenceMatcher
 from typing import NamedTuple
 
 import numpy as np
@@ -279,7 +277,7 @@ class Aligner:
             key = taken[flank:].tobytes(), new_start, new_end
             known = self._known_parts.get(key)
             if known is None:
-                known = self._parts(taken[flank:].tolist(), self._tokens[new_start:new_end].tolist())
+                known = self._parts(taken[flank:], self._tokens[new_start:new_end])
                 self._known_parts[key] = known
             parts = known
         for (old_from, old_to), (new_from, new_to) in reversed(parts):
@@ -288,20 +286,18 @@ class Aligner:
             old = taken[flank + old_from : flank + old_to]
             yield Difference(old, before, new)
 
-    def _parts(self, old: list[int], new: list[int]) -> list[tuple[Span, Span]]:
+    def _parts(self, old: Tokens, new: Tokens) -> list[tuple[Span, Span]]:
         """The unequal parts of a difference, as spans of both sides."""
-        times = Counter(old)
-        num_pairs = sum(times[token] for token in new)
+        num_pairs, equal = token_loops.equal_parts(old, new, _SAME_TOKENS, _MAX_PAIRS)
+        self.work += len(old) * len(new) // budget.PAIRS + num_pairs
         if num_pairs > _MAX_PAIRS:
             return [((0, len(old)), (0, len(new)))]
-        self.work += budget.PER_PAIR * num_pairs
         parts = []
         old_at = new_at = 0
-        for old_from, new_from, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
-            if length >= _SAME_TOKENS or old_from == len(old):
-                if old_at < old_from or new_at < new_from:
-                    parts.append(((old_at, old_from), (new_at, new_from)))
-                old_at, new_at = old_from + length, new_from + length
+        for old_from, new_from, length in [*sorted(equal.reshape(-1, 3).tolist()), [len(old), len(new), 0]]:
+            if old_at < old_from or new_at < new_from:
+                parts.append(((old_at, old_from), (new_at, new_from)))
+            old_at, new_at = old_from + length, new_from + length
         return parts
 
 

@@ -23,8 +23,8 @@ PER_WALK_STEP: Final = 256
 """A step of the walk back over a donor's context."""
 PER_FIELD: Final = 4
 """A field that was found before."""
-PER_PAIR: Final = 16
-"""A pair of equal tokens in a difference."""
+PAIRS: Final = 16
+"""Pairs of a token of the one side and one of the other that are compared at the cost of one."""
 
 
 def allowed(num_tokens: int) -> int:

@@ -175,7 +175,7 @@ class Guard:
         """The fields, those of one word as one: a time of which hours and seconds changed."""
         if lexicon is None or len(fields) < 2:
             return fields
-        self._work += budget.PER_PAIR * len(fields)
+        self._work += budget.PER_FIELD * len(fields)
         whole = [fields[0]]
         for field in fields[1:]:
             last = whole[-1]

@@ -85,7 +85,7 @@ class Lexicon:
         self._folded: list[str] = []
         nothing, none = np.zeros(0, np.int32), np.zeros(0, np.uint8)
         places, zero = np.zeros(2, np.int32), np.zeros(1, np.int32)
-        self._breaks = np.zeros(1, np.uint8)
+        self._breaks, self._message_breaks = np.zeros(1, np.uint8), set[int]()
         self._book = Book(none, places, nothing, none, places, zero, zero, zero, self._breaks)
         # For searches: zeros between them.
         self._heads = nothing
@@ -117,6 +117,7 @@ class Lexicon:
         self._heads = np.zeros(len(self), np.int32)
         self._ways, self._ranks = {}, {}
         self._breaks = _append(self._breaks, ["\n" in text for text in added])
+        self._message_breaks = {token for token, text in enumerate(self._texts) if text == MESSAGE_BREAK}
         text, folded_text = "".join(added), "".join(folded)
         self._book = Book(
             kinds=np.concatenate([book.kinds, _kinds(text)]),
@@ -148,7 +149,7 @@ class Lexicon:
 
     def has_message_break(self, tokens: Tokens) -> bool:
         """Whether a message begins or ends in `tokens`."""
-        return MESSAGE_BREAK in self.text(tokens)
+        return not self._message_breaks.isdisjoint(tokens.tolist())
 
     def is_joint(self, tokens: Tokens) -> bool:
         """Whether what is before and after these tokens is one word: their text has no space."""
@@ -156,7 +157,7 @@ class Lexicon:
 
     def message_breaks(self, tokens: Tokens) -> tuple[int, int]:
         """The first and the last place where a message begins or ends; the length and -1 if there is none."""
-        places = [at for at, token in enumerate(tokens.tolist()) if _text(self._texts, token) == MESSAGE_BREAK]
+        places = [at for at, token in enumerate(tokens.tolist()) if token in self._message_breaks]
         return (places[0], places[-1]) if places else (len(tokens), -1)
 
     def rank(self, word: str) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from sglang_pic.core.alignment import Difference
 from sglang_pic.core.conclusions import TOKENS_BEFORE, TOKENS_BEHIND, Named, find_conclusions
 from sglang_pic.core.lexicon import WORD_TOKENS, Lexicon, without_spaces
-from sglang_pic.core.spans import Span, holds, merge_spans
+from sglang_pic.core.spans import Span, merge_spans
 from sglang_pic.core.tokens import Tokens
 
 # A field is identified by its rarest words; words with more than `_MOST_PLACES` occurrences are ignored. At most
@@ -267,7 +267,12 @@ def _rarest(words: Sequence[str], found: dict[str, list[int]], lexicon: Lexicon,
 
 
 def _outside(places: list[int], spans: list[Span]) -> list[int]:
-    return [place for place in places if not holds(spans, place)]
+    """The ascending places in none of a few spans."""
+    for start, end in spans:
+        first = bisect_left(places, start)
+        if places[first : first + 1] and places[first] < end:
+            places = places[:first] + places[bisect_left(places, end, first) :]
+    return places
 
 
 def _near(places: list[int], others: list[int]) -> Iterator[int]:

@@ -82,6 +82,45 @@ def find_flank(old: Ints, new: Ints, probes: Longs, flank_len: int) -> tuple[int
     return 0, -1
 
 
+@loop("ttii")
+def equal_parts(old: Ints, new: Ints, least: int, most_pairs: int) -> tuple[int, Ints]:
+    """The longest part that both sides have, at least `least` tokens, and those before and after it, and so on; the
+    first of equally long ones, as `difflib` finds them.
+
+    Returns:
+        The number of pairs of equal tokens, and for each part its start in `old`, in `new` and its length, in no order;
+        none with more than `most_pairs`.
+    """
+    # Pairs of equal tokens, and how many tokens up to there are equal; the same of the last row of pairs.
+    pairs, lengths = np.empty((most_pairs, 3), np.int32), np.zeros((2, len(new) + 1), np.int32)
+    parts, num_pairs, num_parts = np.empty(3 * (most_pairs + 1), np.int32), 0, 0
+    for i in range(len(old)):
+        row, last = lengths[i & 1], lengths[~i & 1]
+        for j in range(len(new)):
+            row[j + 1] = last[j] + 1 if old[i] == new[j] else 0
+            if row[j + 1]:
+                if num_pairs == most_pairs:
+                    return num_pairs + 1, parts[:0]
+                pairs[num_pairs, 0], pairs[num_pairs, 1], pairs[num_pairs, 2] = i, j, row[j + 1]
+                num_pairs += 1
+    left = [(0, len(old), 0, len(new))]
+    while left:
+        old_start, old_end, new_start, new_end = left.pop()
+        longest = old_at = new_at = 0
+        for k in range(num_pairs):
+            i, j = int(pairs[k, 0]), int(pairs[k, 1])
+            if old_start <= i < old_end and new_start <= j < new_end:
+                length = min(int(pairs[k, 2]), i + 1 - old_start, j + 1 - new_start)
+                if length > longest:
+                    longest, old_at, new_at = length, i + 1 - length, j + 1 - length
+        if longest >= least:
+            parts[num_parts], parts[num_parts + 1], parts[num_parts + 2] = old_at, new_at, longest
+            num_parts += 3
+            left.append((old_start, old_at, new_start, new_at))
+            left.append((old_at + longest, old_end, new_at + longest, new_end))
+    return num_pairs, parts[:num_parts]
+
+
 # --- Endings of chunks ---
 
 ENDING_LEN = 8

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,22 @@ def much_alike(draw: st.DrawFn) -> tuple[Tokens, Tokens]:
     for place in draw(st.lists(st.integers(0, len(left) - 1), max_size=3)):
         right[place] += 1
     return left, right
+
+
+@given(st.lists(st.integers(0, 5), max_size=40), st.data())
+def test_the_equal_parts_are_those_of_difflib(old: list[int], data: st.DataObject) -> None:
+    # Pieces of the old text and others, in any order.
+    pieces = st.one_of(st.lists(st.integers(0, 5), max_size=3), st.integers(0, 40).map(lambda at: old[at : at + 9]))
+    new = [*itertools.chain(*data.draw(st.lists(pieces, max_size=6)))]
+    blocks = SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    args = as_tokens(old), as_tokens(new), 4
+    num_pairs = sum(old.count(token) for token in new)
+    found, parts = token_loops.equal_parts(*args, max(1, num_pairs))
+    assert found == num_pairs
+    assert sorted(map(tuple, parts.reshape(-1, 3).tolist())) == [tuple(each) for each in blocks if each.size >= 4]
+    assert_alike(token_loops.equal_parts, *args, max(1, num_pairs))
+    if num_pairs > 1:
+        assert token_loops.equal_parts(*args, num_pairs - 1)[0] == num_pairs
 
 
 @given(much_alike(), st.data())
