@@ -56,22 +56,23 @@ class Measure:
 
     def records(self, prompt: Prompt, number: int) -> Iterator[Record]:
         """A record for each arm; none where the full prefill's answer is wrong, or no other one than before."""
-        full = self._full(prompt)
+        ends = donor_ends(prompt.plans)
+        paths, is_stale = list(ends), prompt.answers is not None
+        donors = [self._computed(path.tokens().tolist()) for path in paths] if is_stale else []
+        stale = self._odds(prompt, donors[0][1]) if donors else None
+        full = self._full(prompt, stale)
+        if full is None:
+            return
         said = self._text.answer(full.answer)
         if not full.answer or (prompt.judge is not None and not prompt.judge(said, said)):
             return
-        ends = donor_ends(prompt.plans)
-        paths, is_stale = list(ends), prompt.answers is not None
         arms = policy_arms(prompt.plans, paths, number)
         if is_stale and paths:
             spliced = blocks_of(prompt.plans["most"], paths)
             arms += changed_arms(prompt.ids, paths[0].tokens(), spliced, self._text, number)
         elif prompt.judge is not None and "any-order" in prompt.plans:
             arms += attended_arms(prompt.plans["any-order"], paths, number)
-        donors = [self._computed(path.tokens(None if is_stale else end).tolist()) for path, end in ends.items()]
-        stale = self._odds(prompt, donors[0][1]) if is_stale and donors else None
-        if stale is not None and not stale < 0 < self._odds(prompt, full.logits):
-            return
+        donors = donors or [self._computed(path.tokens(end).tolist()) for path, end in ends.items()]
         known: dict[object, Record] = {}
         for arm in arms:
             key = (tuple(arm.blocks), arm.rotates, arm.is_exact, arm.attended, arm.drawn)
@@ -79,15 +80,20 @@ class Measure:
                 known[key] = self._record(prompt, full, arm, [rows for rows, _ in donors], stale)
             yield msgspec.structs.replace(known[key], arm=arm.name)
 
-    def _full(self, prompt: Prompt) -> Full:
+    def _full(self, prompt: Prompt, stale: float | None) -> Full | None:
         """The full prefill, and its greedy answer; what the gold answer has of it is computed in the same pass.
 
-        A recorded answer is another model's: this one need not find it, only say the same of it in every arm.
+        A recorded answer is another model's: this one need not find it, only say the same of it in every arm. None if
+        the odds are not for the old answer in the old prompt (`stale`), and for the new one in this prompt.
         """
+        if stale is not None and stale >= 0:
+            return None
         ids, most = prompt.ids, prompt.num_tokens
         draft = prompt.gold[: most - 1]
         rows, hidden = self._begin(ids + draft, len(ids) + most, 1 + len(draft))
         logits = self._forward.logits(hidden)
+        if stale is not None and self._odds(prompt, logits) <= 0:
+            return None
         likeliest = logits.argmax(-1).tolist()
         if draft and prompt.judge is None and prompt.answers is None:
             answer = prompt.gold[: len(likeliest)]
