@@ -14,7 +14,7 @@ Three kinds of runs are different (bench/results/study/context.md):
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 
@@ -23,7 +23,7 @@ import numpy as np
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Run
 from sglang_pic.core.spans import Span
-from sglang_pic.core.tokens import Tokens
+from sglang_pic.core.tokens import Tokens, common_len
 
 _MOST_CHANGED_SIDES = 1 / 4
 """Runs of one donor that are on the other side of a run than in the donor, in lengths of that run."""
@@ -50,17 +50,19 @@ class _Unlike(Enum):
     OTHER = "it is another text"
 
 
-def find_reordered(runs: Sequence[Run]) -> list[bool]:
-    """For each run of a plan whether the prompt has reordered it; cost: O(n) for n runs of a donor, O(n**2) in
-    numpy if they are not in its order.
+def find_reordered(runs: Sequence[Run], tokens: Tokens) -> list[bool]:
+    """For each run of a plan for these tokens whether the prompt has reordered it; cost: O(n) for n runs of a donor,
+    O(n**2) in numpy if they are not in its order.
 
     A run is reordered if, of the runs with the same donor, those that it has changed sides with have at least a quarter
-    of its length; and after another text if such runs have three donors and most of the spliced tokens.
+    of its length; and after another text if such runs have three donors and most of the spliced tokens. Text that
+    is in the donor's place, too, is a copy, such as a file that is read again: it changes no order.
     """
     reordered = np.zeros(len(runs), bool)
     by_donor: dict[Path, list[int]] = defaultdict(list)
-    for at, run in enumerate(runs):
-        by_donor[run.donor].append(at)
+    moved = [*_moved(runs, tokens)]
+    for at in moved:
+        by_donor[runs[at].donor].append(at)
     for places in map(np.array, by_donor.values()):
         here, there, lengths = (
             np.array([getattr(runs[at], name) for at in places])
@@ -73,7 +75,7 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
             rows = slice(start, start + _ROWS)
             changed_sides = (here[rows, None] < here) != (there[rows, None] < there)
             reordered[places[rows]] = changed_sides @ lengths >= _MOST_CHANGED_SIDES * lengths[rows]
-    others = [at for at, run in enumerate(runs) if run.is_other]
+    others = [at for at in moved if runs[at].is_other]
     num_spliced = sum(run.num_tokens for run in runs)
     if (
         len({runs[at].donor for at in others}) >= _LEAST_DONORS
@@ -81,6 +83,24 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
     ):
         reordered[others] = True
     return reordered.tolist()
+
+
+def _moved(runs: Sequence[Run], tokens: Tokens) -> Iterator[int]:
+    """The places of the runs that are no copies: their text does not stand at the donor's place in the prompt, nor as
+    far from it as a run before."""
+    shifts: dict[int, None] = {}
+    for at, run in enumerate(runs):
+        others = {0, *list(shifts)[-_MOST_SHIFTS:]} - {run.shift}
+        if not any(_is_equal(tokens, run.donor_start + shift, run) for shift in others):
+            yield at
+        shifts.pop(run.shift, None)
+        shifts[run.shift] = None
+
+
+def _is_equal(tokens: Tokens, start: int, run: Run) -> bool:
+    """Whether a run's tokens stand at another place, too."""
+    here = tokens[run.target_start : run.target_end]
+    return 0 <= start <= len(tokens) - len(here) and common_len(tokens[start:], here) == len(here)
 
 
 def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:

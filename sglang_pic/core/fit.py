@@ -40,7 +40,7 @@ class Fitter:
         """The runs without those that the prompt has reordered."""
         if self._query.policy.reordered == "splice":
             return runs
-        reordered = find_reordered(runs)
+        reordered = find_reordered(runs, self._query.tokens)
         return self._cut(runs, [(0, 0) if each else (0, self._query.end) for each in reordered], DropReason.REORDERED)
 
     def _before_tail(self, runs: list[Run], found: Sequence[Run]) -> list[Run]:

@@ -60,6 +60,8 @@ _GRAMMAR = frozenset(
         "with without won would yet",
     )
 )
+# They name nothing where a value has another word.
+_JOINING = frozenset(("a", "an", "and", "or", "the"))
 
 
 class _Place(NamedTuple):
@@ -146,7 +148,8 @@ def _mentions(
                 everywhere += [min(near)] if len(near) > _MOST_FOLLOWING else []
             elif not near and not any(any(map(str.isdigit, word)) and not found[word] for word in side):
                 # Any of the places may be meant; not of the unit of a number that is nowhere.
-                everywhere += [at for word in side for at in found[word][:1]]
+                saying = [word for word in side if word not in _JOINING] or side
+                everywhere += [at for word in saying for at in found[word][:1]]
     if is_said_otherwise:
         everywhere = [0]
     spans = [(place, place + _LABEL_BEHIND) for place in label[:_MOST_PLACES]]

@@ -115,12 +115,13 @@ UNSAID = {
     "a line of a table": ("|---|---|", "|----|---|"),
     "a tree": ("├── src", "└── src"),
     "a clock with a common unit": ("It is 11:58 am", "It is 12:03 pm"),
+    "an article": ("Ask Bob Hill\na: 1\nb: 2\nc: 3", "Ask the Mayor\na: 4\nb: 5\nc: 6"),
 }
 
 
 @pytest.mark.parametrize("name", UNSAID)
 def test_what_says_nothing_costs_nothing(name: str) -> None:
-    said = "I am here. "
+    said = "I am here. The shop is there. " + "The man and the dog are in the house. " * 3
     plan, text = second_plan(*(f"{HEAD}{field}\n{BODY}{said}\n{MORE}{LAST}" for field in UNSAID[name]))
     assert plan.num_spliced > len(cut(text)) / 2
 

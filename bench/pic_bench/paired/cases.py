@@ -9,6 +9,8 @@ gone     the request before had a correction of what is asked, behind it or in f
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
 again    calls of traces that end in the result of a tool, which was read some steps earlier too: the request before had
          the session up to there and the same result behind it; a kind for each trace
+twice    sessions in which two results are read again one after the other, the later one first; the request before had
+         the session without that; a kind for each trace
 NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
 
@@ -49,6 +51,7 @@ from sglang_pic.core import CoreConfig, Plan, PlanOptions, ReusePolicy, RowSourc
 from sglang_pic.core import Path as DonorPath
 
 T = TypeVar("T")
+_Make = Callable[[str, str, Call, list[Message], random.Random], "Prompt | None"]
 
 ANSWER_TOKENS = 32
 COPIED_TOKENS = 128
@@ -61,6 +64,7 @@ LEAST_READ, _MOST_READ = 192, 1024
 UNREAD = (96, 0.45)
 """Text before such a result that the request before had not: fewest tokens, and the largest share of the prompt."""
 _OF_A_SESSION, _SYSTEM_CHARACTERS = 4, 3200
+_STEPS, _RESULT_CHARACTERS = 3, 2400
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480, 720)
@@ -158,7 +162,8 @@ class Cases:
     def of(self, kind: str, num: int) -> Iterator[Prompt]:
         """Candidates of a kind, `num` at most of each of its sources."""
         made = {"order": self._order, "drawn": self._drawn, "tools": self._tools}
-        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields, "again": self._again}
+        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields}
+        made |= {"again": partial(self._again, self._made_again), "twice": partial(self._again, self._made_twice)}
         return made[kind](num) if kind in made else self._calls(kind, num)
 
     def _order(self, num: int) -> Iterator[Prompt]:
@@ -299,22 +304,23 @@ class Cases:
             if found >= num:
                 return
 
-    def _again(self, num: int) -> Iterator[Prompt]:
-        return in_turn([self._read_again(path, num) for path in self.data if not is_question_set(path)])
+    def _again(self, make: _Make, num: int) -> Iterator[Prompt]:
+        return in_turn([self._read_again(make, path, num) for path in self.data if not is_question_set(path)])
 
-    def _read_again(self, path: Path, num: int) -> Iterator[Prompt]:
+    def _read_again(self, make: _Make, path: Path, num: int) -> Iterator[Prompt]:
         """Those of one trace: its sessions in a seeded order, a few results of each."""
         sessions = list(load(str(path)))
-        rng = random.Random(f"again-{self.seed}")
+        name = make.__name__.removeprefix("_made_")
+        rng = random.Random(f"{name}-{self.seed}")
         rng.shuffle(sessions)
-        kind, found = f"again-{_trace_name(str(path))}", 0
+        kind, found = f"{name}-{_trace_name(str(path))}", 0
         for session in sessions:
             call = max(session.calls(), key=lambda call: len(call.messages))
             messages = [_shortened(each) for each in call.messages]
             places = [at for at in range(5, len(messages) - 1) if _is_step(messages[at - 1 : at + 2])]
             taken = 0
             for at in rng.sample(places, len(places)):
-                made = self._made_again(kind, f"{session.session_id}-{at}", call, messages[: at + 2], rng)
+                made = make(kind, f"{session.session_id}-{at}", call, messages[: at + 2], rng)
                 if made is not None:
                     taken += 1
                     yield made
@@ -324,15 +330,36 @@ class Cases:
             if found >= num:
                 return
 
+    def _made_twice(
+        self, kind: str, name: str, call: Call, messages: list[Message], rng: random.Random
+    ) -> Prompt | None:
+        """Some steps of the session up to this result, all cut to some characters, and two of their results again;
+        None if the text is too long, or the default splices nothing."""
+        last, cut = len(messages) - 2, msgspec.structs.replace
+        places = [at for at in range(3, last - 1) if _is_step(messages[at - 1 : at + 2])]
+        if not places:
+            return None
+        first = rng.choice(places[-_STEPS:])
+        messages = [_shortened(each, _RESULT_CHARACTERS) for each in messages]
+        before = [*messages[:2], *messages[first - 1 : last + 1]]
+        steps = [*before, *messages[last - 1 : last + 1], *messages[first - 1 : first + 1]]
+        encoded = self.encoder.encode(cut(call, tools=None, messages=steps, completion=messages[first + 1]))
+        ids = encoded.tokens.tolist()
+        gold = encoded.path.tolist()[len(ids) :][:ANSWER_TOKENS]
+        if len(ids) > self.longest or len(gold) < ANSWER_TOKENS:
+            return None
+        old = self.encoder.encode(cut(call, tools=None, messages=before, completion=None)).tokens.tolist()
+        made = self._made(kind, name, ids, [old], gold)
+        return made if made.plans["seam-64"].num_spliced else None
+
     def _made_again(
         self, kind: str, name: str, call: Call, messages: list[Message], rng: random.Random
     ) -> Prompt | None:
         """The session up to the answer to a result, behind the same without some of the steps before it; None if its
         text is too short or too long, or the default splices nothing."""
         *before, asks, result, answer = messages
-        length = len(self.text.ids(str(result.get("content") or "")))
         starts = [at for at in range(2, len(before)) if before[at]["role"] == "assistant"]
-        if not LEAST_READ <= length <= _MOST_READ or not starts:
+        if not LEAST_READ <= self._count(str(result.get("content") or "")) <= _MOST_READ or not starts:
             return None
         cut = msgspec.structs.replace
         for start in starts[::-1]:
@@ -411,12 +438,12 @@ def _is_step(messages: Sequence[Message]) -> bool:
     return [each["role"] == "assistant" for each in messages] == [True, False, True]
 
 
-def _shortened(message: Message) -> Message:
-    """A system prompt's beginning; other messages as they are."""
+def _shortened(message: Message, most: int | None = None) -> Message:
+    """A system prompt's beginning; of another message so many characters."""
     content = message.get("content")
-    if message["role"] != "system" or not isinstance(content, str):
+    if not isinstance(content, str):
         return message
-    return {**message, "content": content[:_SYSTEM_CHARACTERS]}
+    return {**message, "content": content[: _SYSTEM_CHARACTERS if message["role"] == "system" else most]}
 
 
 def _begins_with(gold: str, answer: str, _full: str) -> bool:
