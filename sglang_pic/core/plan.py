@@ -111,36 +111,33 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def request_saves(
         self,
+        computed: Sequence[Span],
+        spliced: Iterable[Span],
         *,
-        num_computed: int,
-        num_spliced: int,
-        gap_starts: Sequence[int],
         num_before: int = 0,
         num_fetched: int = 0,
-        computed_reads: int = 0,
-        spliced_reads: int = 0,
         reads_before: int = 0,
     ) -> float:
         """The time that splicing saves a whole request; 0 or less if computing all of it takes no longer.
 
         Args:
-            num_computed: tokens that it computes in any case.
-            num_spliced: tokens that it would splice.
-            gap_starts: starts of the gaps after the first one.
+            computed: the spans of its prompt that it computes in any case, in order: its gaps.
+            spliced: the spans that it would splice.
             num_before: tokens that other requests compute in the same pass.
             num_fetched: spliced tokens whose rows are on the host.
-            computed_reads: `num_reads` of the tokens that it computes in any case.
-            spliced_reads: those of the tokens that it would splice.
-            reads_before: those of what other requests compute in the same pass.
+            reads_before: `num_reads` of what other requests compute in the same pass.
         """
-        least, reads = num_before + num_computed, reads_before + computed_reads
-        whole_us = self.computed_token_us * (least + num_spliced) + self.token_context_us * (reads + spliced_reads)
-        whole = max(self.floor_us, whole_us)
+        spliced, added_gaps = [*spliced], computed[1:]
+        num_spliced = sum(end - start for start, end in spliced)
+        least = num_before + sum(end - start for start, end in computed)
+        reads = reads_before + num_reads(computed)
+        whole_us = self.computed_token_us * (least + num_spliced)
+        whole_us += self.token_context_us * (reads + num_reads(spliced))
         rest_us = max(self.computed_token_us, self.gap_token_us) * least + self.gap_token_context_us * reads
         rest = max(self.floor_us, self.gap_floor_us, rest_us)
         moved_us = num_spliced * self.spliced_token_us + num_fetched * self.fetched_token_us
-        gaps_us = len(gap_starts) * self.gap_us + sum(gap_starts) * self.gap_context_us
-        return whole - rest - moved_us - gaps_us - self.request_us
+        gaps_us = len(added_gaps) * self.gap_us + sum(start for start, _ in added_gaps) * self.gap_context_us
+        return max(self.floor_us, whole_us) - rest - moved_us - gaps_us - self.request_us
 
     def shortest_run(self, num_tokens: int) -> int | None:
         """The length of the shortest run worth splicing in a prompt of `num_tokens`, if it adds a gap at its end.
@@ -149,14 +146,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """
 
         def saves(num_spliced: int) -> bool:
-            saved_us = self.request_saves(
-                num_computed=num_tokens - num_spliced,
-                num_spliced=num_spliced,
-                gap_starts=[num_tokens],
-                computed_reads=num_reads([(num_spliced, num_tokens)]),
-                spliced_reads=num_reads([(0, num_spliced)]),
-            )
-            return saved_us > 0
+            gaps = [(num_spliced, num_tokens), (num_tokens, num_tokens)]
+            return self.request_saves(gaps, [(0, num_spliced)]) > 0
 
         def rest_us(computed: int) -> float:
             reads = num_reads([(num_tokens - computed, num_tokens)])
@@ -262,11 +253,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return tuple((start, end) for start, end in zip(starts, ends, strict=True) if start < end)
 
     @property
-    def added_gap_starts(self) -> list[int]:
-        """The starts of the gaps after the first one."""
-        return [start for start, _ in self.gaps[1:]]
-
-    @property
     def num_spliced(self) -> int:
         """Spliced tokens."""
         return sum(run.num_tokens for run in self.runs)
@@ -286,22 +272,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Computed tokens."""
         return self.end - self.prefix_len - self.num_spliced
 
-    @property
-    def computed_reads(self) -> int:
-        """`num_reads` of the computed tokens."""
-        return num_reads(self.gaps)
-
     def saved_us(self, cost: CostModel, *, num_fetched: int, num_before: int = 0, reads_before: int = 0) -> float:
         """What `cost.request_saves` says of it."""
+        runs = ((run.target_start, run.target_end) for run in self.runs)
         return cost.request_saves(
-            num_computed=self.num_computed,
-            num_spliced=self.num_spliced,
-            gap_starts=self.added_gap_starts,
-            num_before=num_before,
-            num_fetched=num_fetched,
-            computed_reads=self.computed_reads,
-            spliced_reads=num_reads((run.target_start, run.target_end) for run in self.runs),
-            reads_before=reads_before,
+            self.gaps, runs, num_fetched=num_fetched, num_before=num_before, reads_before=reads_before
         )
 
     def cut(self, budget: int, *, most: int | None = None, page_size: int = 1, whole: Sequence[Span] = ()) -> int:

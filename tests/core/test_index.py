@@ -197,9 +197,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert plan.prefix_len == len(tokens) or plan.gaps[-1][1] == len(tokens), "the last token is computed"
         assert chosen.compute_from is None or all(run.target_end <= chosen.compute_from for run in plan.runs)
         if chosen.cost is not None and plan.runs:
-            tokens_of = {"num_computed": plan.num_computed, "num_spliced": plan.num_spliced}
-            gap_starts = [start for start, _ in plan.gaps[1:]]
-            saved_us = chosen.cost.request_saves(**tokens_of, gap_starts=gap_starts, num_before=chosen.num_before)
+            saved_us = chosen.cost.request_saves(plan.gaps, spans(plan), num_before=chosen.num_before)
             assert saved_us > 0
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps

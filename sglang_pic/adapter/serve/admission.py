@@ -241,7 +241,7 @@ class PicPrefillAdder(PrefillAdder):
             self.memory_budget.reserve(left, 0)
         self.num_sequences += 1
         self.longest = max(self.longest, req.extend_end)
-        self.reads_before += num_reads([(req.prefix_len, req.extend_end)]) if plan is None else plan.computed_reads
+        self.reads_before += num_reads([(req.prefix_len, req.extend_end)] if plan is None else plan.gaps)
         if plan is not None:
             self.has_runs |= bool(plan.runs)
             if self.rem_extend is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,13 +96,7 @@ class Machine(BareRunner):
 
 
 def learnt_us(cost: CostModel, prompt_len: int, run_len: int) -> float:
-    return cost.request_saves(
-        num_computed=prompt_len - run_len,
-        num_spliced=run_len,
-        gap_starts=[prompt_len],
-        computed_reads=num_reads([(run_len, prompt_len)]),
-        spliced_reads=num_reads([(0, run_len)]),
-    )
+    return cost.request_saves([(run_len, prompt_len), (prompt_len, prompt_len)], [(0, run_len)])
 
 
 MACHINES = {
@@ -176,11 +171,10 @@ def test_what_a_token_reads_at_more_cost_beside_a_splice_is_charged_by_context(g
         for run_len in (1_000, 2_000, 3_000):
             end = prefix_len + 4_000
             gap, run = (prefix_len, end - run_len), (end - run_len, end)
-            reads = {"computed_reads": num_reads([gap]), "spliced_reads": num_reads([run])}
-            tokens = {"num_computed": 4_000 - run_len, "num_spliced": run_len, "gap_starts": [end]}
-            taken[prefix_len, run_len] = cost.request_saves(**tokens, **reads) > 0
-            other = {"num_before": 4_000, "reads_before": num_reads([(64_000, 68_000)])}
-            assert (cost.request_saves(**tokens, **reads, **other) > 0) == (not absorbs), "1 s more for the other"
+            saved_us = partial(cost.request_saves, [gap, (end, end)], [run])
+            taken[prefix_len, run_len] = saved_us() > 0
+            other_us = saved_us(num_before=4_000, reads_before=num_reads([(64_000, 68_000)]))
+            assert (other_us > 0) == (not absorbs), "1 s more for the other"
     assert {case for case, is_taken in taken.items() if not is_taken} == (
         {(64_000, 1_000), (64_000, 2_000)} if absorbs else set()
     ), "computed tokens take 2.6 times as long there"
