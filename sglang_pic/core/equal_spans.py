@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 import msgspec
 
 from sglang_pic.core import budget, token_loops
-from sglang_pic.core.path import Path, PlanPaths
+from sglang_pic.core.path import Path
 from sglang_pic.core.plan import DropReason, Run
 from sglang_pic.core.query import Query
 from sglang_pic.core.spans import merge_spans
@@ -32,21 +31,13 @@ class Candidate(NamedTuple):
 
 
 class EqualSpans:
-    """The equal spans of one plan.
+    """The equal spans of one plan."""
 
-    Args:
-        query: the prompt and its donors.
-        paths: of the donors.
-        dropped: counts spans that are no runs, by reason.
-    """
-
-    def __init__(self, query: Query, paths: PlanPaths, dropped: Counter[DropReason]) -> None:
-        self._query, self._paths, self._dropped = query, paths, dropped
-        self._tokens, self._end, self._limits = query.tokens, query.end, query.limits
+    def __init__(self, query: Query) -> None:
+        self._query, self._policy, self._tokens, self._end = query, query.policy, query.tokens, query.end
+        self._paths, self._dropped = query.paths, query.dropped
         self.short: dict[tuple[int, int], int] = {}
         """(Serial of a node, shift) -> end of an equal span that is not worth a run: its other chunks are skipped."""
-        self.work = 0
-        """Cost so far, in tokens compared."""
 
     def grow(self, donor: int, chunk_end: int, served: int) -> Candidate | None:
         """The equal, eligible span around the donor's chunk, after `served`; None if too short."""
@@ -54,22 +45,22 @@ class EqualSpans:
         node, shift = donors.node(donor), chunk_end - donors.end(donor)
         if chunk_end <= self.short.get((node.serial, shift), 0) or self._is_short(node, chunk_end, shift):
             return None
-        tokens, limits = self._tokens, self._limits
-        end = min(chunk_end, limits.stop)
-        low = max(served, limits.sink + max(shift, 0))
+        tokens, policy, stop = self._tokens, self._policy, self._query.stop
+        end = min(chunk_end, stop)
+        low = max(served, policy.sink_tokens + max(shift, 0))
         first, start, differs = equal_start(node, end, shift, tokens, low, ELIGIBLE)
         context_start = start
         if not differs:
-            low = max(0, shift, start - max(CONTEXT_TOKENS, limits.min_run))
+            low = max(0, shift, start - max(CONTEXT_TOKENS, policy.min_run_tokens))
             _, context_start, _ = equal_start(first, start, shift, tokens, low, ANY)
-        if chunk_end < limits.stop and start < end:
-            node, end = equal_end(node, end, shift, tokens, limits.stop, ELIGIBLE)
-        self.work += end - start + budget.PER_DONOR
+        if chunk_end < stop and start < end:
+            node, end = equal_end(node, end, shift, tokens, stop, ELIGIBLE)
+        self._query.work += end - start + budget.PER_DONOR
         return Candidate(start, end, shift, node, start - context_start) if start < end else None
 
     def _is_short(self, node: Node, chunk_end: int, shift: int) -> bool:
         """Whether fewer than `min_run` tokens around the chunk's end are equal; False also if one node cannot say."""
-        min_run, offset = self._limits.min_run, shift + node.start
+        min_run, offset = self._policy.min_run_tokens, shift + node.start
         low, high, stop = chunk_end - min_run, chunk_end + min_run, offset + len(node.tokens)
         # Called for most places of a scan: conditions cost half as much as `max` and `min`.
         low = low if low > offset else offset
@@ -81,7 +72,7 @@ class EqualSpans:
         )
         if (low and before == chunk_end - low) or (after == high - chunk_end and high < self._end):
             return False
-        self.work += high - low
+        self._query.work += high - low
         if before + after >= min_run:
             return False
         self.short[node.serial, shift] = chunk_end + after
@@ -92,7 +83,7 @@ class EqualSpans:
         """Skip the span's other chunks: it is not worth a run."""
         node, first = found.node, found.start - found.shift
         # A span that reaches the end of all runs is all that its later chunks lead to as well.
-        end = found.end if found.end < self._limits.stop else self._end
+        end = found.end if found.end < self._query.stop else self._end
         while node.parent is not None and node.end > first:
             self.short[node.serial, found.shift] = end
             node = node.parent
@@ -102,28 +93,28 @@ class EqualSpans:
         found = self._outside_tail(grown)
         if found is not None and self._is_long_enough(found):
             return found
-        self._count(DropReason.TAIL if found is None else self._reason(found))
+        self._dropped[DropReason.TAIL if found is None else self._reason(found)] += 1
         return None
 
     def _outside_tail(self, found: Candidate) -> Candidate | None:
-        tail_start = self._limits.tail_start
+        tail_start = self._query.tail_start
         if found.end <= tail_start:
             return found
         path = self._paths.through(found.node)
         end = min(found.end, max(tail_start, self._query.rows.pinned_end(path, found.shift)))
         if end == found.end or self._paths.is_exact(found.start, found.shift, path):
             return found
-        if end - found.start < self._limits.seam + self._limits.min_spliced:
+        if end - found.start < self._policy.seam_tokens + self._policy.min_spliced_tokens:
             return None
         return found._replace(end=end, node=node_before(found.node, end - found.shift))
 
     def _is_long_enough(self, found: Candidate) -> bool:
         """Whether the equal span, with the equal tokens beside it that may not be spliced, has `min_run` tokens."""
         num_tokens = found.end - found.start
-        missing = self._limits.min_run - num_tokens
+        missing = self._policy.min_run_tokens - num_tokens
         if missing <= 0:
             return True
-        if num_tokens < self._limits.min_spliced:
+        if num_tokens < self._policy.min_spliced_tokens:
             return False
         missing -= found.context_len
         if missing <= 0:
@@ -135,14 +126,14 @@ class EqualSpans:
     def run(self, found: Candidate, served: int) -> Run | None:
         """The run of a span after its seam, or None, counted, if it is not worth it."""
         path = self._paths.through(found.node)
-        seam = 0 if self._needs_no_seam(found, served, path) else self._limits.seam
+        seam = 0 if self._needs_no_seam(found, served, path) else self._policy.seam_tokens
         start, end = found.start + seam, found.end - self._query.row_lookahead
-        if end - start < self._limits.min_spliced:
-            self._count(self._reason(found))
+        if end - start < self._policy.min_spliced_tokens:
+            self._dropped[self._reason(found)] += 1
             return None
         cost = self._query.options.cost
         if cost is not None and cost.saves(end - start, None if start == served else end) <= 0:
-            self._count(DropReason.COST_GATE)
+            self._dropped[DropReason.COST_GATE] += 1
             return None
         return Run(target_start=start, target_end=end, donor_start=start - found.shift, donor=path, seam_len=seam)
 
@@ -156,9 +147,14 @@ class EqualSpans:
         """The first part of a resident run of which all layers have rows that can be moved; None, counted, if it is
         too short, or fetching its rows from the host costs more than it saves."""
         whole = self._first_part(run)
-        if whole is None or self._is_worth_fetching(whole, served):
+        cost = self._query.options.cost
+        if whole is None or cost is None:
             return whole
-        self._count(DropReason.COST_GATE)
+        num_rows = self._query.rows.num_to_fetch(whole.donor, whole.donor_start, whole.donor_end)
+        gap_start = None if whole.target_start == served else whole.target_end
+        if not num_rows or cost.saves(whole.num_tokens, gap_start) > num_rows * cost.fetched_token_us:
+            return whole
+        self._dropped[DropReason.COST_GATE] += 1
         return None
 
     def _first_part(self, run: Run) -> Run | None:
@@ -170,30 +166,19 @@ class EqualSpans:
         for hole_start, hole_end in (*holes, (run.donor_end, run.donor_end)):
             if hole_start - start == run.num_tokens:
                 return run
-            if hole_start - start >= self._limits.min_spliced:
+            if hole_start - start >= self._policy.min_spliced_tokens:
                 part = run.part(start + run.shift, hole_start + run.shift)
                 return msgspec.structs.replace(part, seam_len=seam)
-            start, seam = hole_end + self._limits.seam, self._limits.seam
-        self._count(DropReason.POSITION_STEP if crossed else DropReason.DONOR_EVICTED)
+            seam = self._policy.seam_tokens
+            start = hole_end + seam
+        self._dropped[DropReason.POSITION_STEP if crossed else DropReason.DONOR_EVICTED] += 1
         return None
-
-    def _is_worth_fetching(self, run: Run, served: int) -> bool:
-        """Whether the run saves more than fetching its rows from the host costs."""
-        cost = self._query.options.cost
-        num_rows = 0 if cost is None else self._query.rows.num_to_fetch(run.donor, run.donor_start, run.donor_end)
-        if cost is None or not num_rows:
-            return True
-        gap_start = None if run.target_start == served else run.target_end
-        return cost.saves(run.num_tokens, gap_start) > num_rows * cost.fetched_token_us
 
     def _reason(self, found: Candidate) -> DropReason:
         """Why a span has too few tokens."""
-        sink = self._limits.sink
+        sink = self._policy.sink_tokens
         at_sink = sink > 0 and sink in (found.start, found.start - found.shift)
         return DropReason.SINK if at_sink else DropReason.BELOW_MIN_RUN
-
-    def _count(self, reason: DropReason) -> None:
-        self._dropped[reason] += 1
 
 
 def node_before(node: Node, end: int) -> Node:

@@ -9,13 +9,11 @@ covered, times the donors of a chunk, and limited by a budget.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 
 from sglang_pic.core import budget
 from sglang_pic.core.equal_spans import CONTEXT_TOKENS, Candidate, EqualSpans, node_before
 from sglang_pic.core.guard import Guard
-from sglang_pic.core.path import PlanPaths
 from sglang_pic.core.plan import DropReason, Run
 from sglang_pic.core.query import Query
 from sglang_pic.core.trie import Node
@@ -30,23 +28,20 @@ class Finder:
     Args:
         query: the prompt and its donors.
         guard: judges the changed fields before a run.
-        paths: of the donors.
-        dropped: counts spans that are no runs, by reason.
     """
 
-    def __init__(self, query: Query, guard: Guard, paths: PlanPaths, dropped: Counter[DropReason]) -> None:
-        self._query, self._guard, self._paths, self._dropped = query, guard, paths, dropped
-        self._limits, self._spans = query.limits, EqualSpans(query, paths, dropped)
+    def __init__(self, query: Query, guard: Guard) -> None:
+        self._query, self._guard, self._spans = query, guard, EqualSpans(query)
         # The end of the prefix or of the last run.
         self._served = query.prefix_len
         self._used: list[Node] = []
-        self._work = -budget.PER_FURTHER_NODE * query.trie.num_steps
+        self._steps_before = query.trie.num_steps
 
     @property
     def work(self) -> int:
         """Cost of the plan so far, in tokens compared."""
-        steps = budget.PER_FURTHER_NODE * self._query.trie.num_steps
-        return self._work + self._spans.work + steps + self._paths.work + self._guard.work
+        steps = budget.PER_FURTHER_NODE * (self._query.trie.num_steps - self._steps_before)
+        return self._query.work + steps + self._query.paths.work + self._guard.work
 
     def runs(self) -> list[Run]:
         """The runs, in order, disjoint, their donors resident. Cost O(tokens after the prefix) in any case."""
@@ -55,14 +50,14 @@ class Finder:
         return runs
 
     def _collect(self) -> list[Run]:
-        query, limits, runs = self._query, self._limits, list[Run]()
-        at = max(query.prefix_len, limits.sink)
-        if limits.stop - at < limits.min_spliced:
+        query, policy, runs = self._query, self._query.policy, list[Run]()
+        at = max(query.prefix_len, policy.sink_tokens)
+        if query.stop - at < policy.min_spliced_tokens:
             return runs
         data = query.tokens.data.cast("B")
         allowed = budget.allowed(query.end - query.prefix_len)
         heads = query.donors.heads
-        while at < limits.stop:
+        while at < query.stop:
             stop = min(at + _BLOCK_TOKENS, query.end)
             places, endings = query.donors.scan(query.tokens, at, stop)
             i = 0
@@ -75,7 +70,7 @@ class Finder:
                         self._served = run.target_end
                         i = bisect_right(places, self._served, i) - 1
                     if self.work > allowed:
-                        self._dropped[DropReason.BUDGET] += 1
+                        query.dropped[DropReason.BUDGET] += 1
                         return runs
                 i += 1
             at = max(stop, self._served)
@@ -85,7 +80,7 @@ class Finder:
         """Whether every donor of this ending leads to a span that is not worth a run."""
         if not self._spans.short:
             return False
-        self._work += budget.PER_ENDING
+        self._query.work += budget.PER_ENDING
         return self._query.donors.all_shorter(ending, chunk_end, self._spans.short)
 
     def _choose(self, ending: int, data: memoryview, chunk_end: int, shift: int | None) -> Run | None:
@@ -95,7 +90,7 @@ class Finder:
         # last removes something, and rounds are bounded.
         for _ in range(donors.max_per_name + 1):
             ending_here, num_named = donors.ending_at(ending, data, chunk_end)
-            self._work += budget.PER_DONOR + budget.PER_NAME * num_named
+            self._query.work += budget.PER_DONOR + budget.PER_NAME * num_named
             best = self._best(ending_here, chunk_end, shift) if ending_here else None
             if best is None:
                 return None
@@ -106,7 +101,7 @@ class Finder:
             donor_end = best.end - best.shift
             resident = self._query.rows.num_resident(run.donor, donor_end)
             if resident < donor_end:
-                self._dropped[DropReason.DONOR_EVICTED] += 1
+                self._query.dropped[DropReason.DONOR_EVICTED] += 1
                 self._query.forget(best.node, resident)
                 continue
             whole = spans.with_rows(run, self._served)
@@ -141,7 +136,7 @@ class Finder:
         candidates = unchanged or candidates
         longest = max(found.end - found.start for found in candidates)
         # Among spans nearly as long: the last run's shift first, then the longer equal context.
-        tolerated = longest - min(self._limits.min_run, longest // 8)
+        tolerated = longest - min(self._query.policy.min_run_tokens, longest // 8)
         near = [found for found in candidates if found.end - found.start >= tolerated]
         # `max` returns the first of equals: the freshest.
         return max(

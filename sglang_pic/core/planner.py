@@ -14,36 +14,32 @@ were left out; tokens of a seam, and those by which a run was shortened, have no
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 
 from sglang_pic.core.find import Finder
 from sglang_pic.core.fit import Fitter
 from sglang_pic.core.guard import Guard
-from sglang_pic.core.path import PlanPaths
 from sglang_pic.core.plan import DropReason, Plan
 from sglang_pic.core.query import Query
 
 
 def make_plan(query: Query) -> tuple[Plan, int]:
     """The plan of a prompt, and its cost in tokens compared, which is O(tokens after the prefix) in any case."""
-    paths, dropped = PlanPaths(query.tokens), Counter[DropReason]()
     guard = Guard(query.policy, trie=query.trie, tokens=query.tokens, lexicon=query.lexicon, cost=query.options.cost)
-    finder = Finder(query, guard, paths, dropped)
+    finder = Finder(query, guard)
     found = finder.runs()
     guarded = guard.protect(found)
     plan = Plan(
         prefix_len=query.prefix_len,
         end=query.end,
-        runs=tuple(Fitter(query, paths, dropped).fit(guarded.runs, found)),
+        runs=tuple(Fitter(query).fit(guarded.runs, found)),
         changed_fields=guarded.changed_fields,
         guarded=guarded.spans,
     )
     if plan.runs and not _saves(plan, query):
-        dropped[DropReason.COST_GATE] += len(plan.runs)
+        query.dropped[DropReason.COST_GATE] += len(plan.runs)
         plan = msgspec.structs.replace(plan, runs=())
-    return msgspec.structs.replace(plan, dropped=dict(dropped + guard.dropped)), finder.work
+    return msgspec.structs.replace(plan, dropped=dict(query.dropped + guard.dropped)), finder.work
 
 
 def _saves(plan: Plan, query: Query) -> bool:

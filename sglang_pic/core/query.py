@@ -2,75 +2,58 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.lexicon import Lexicon
-from sglang_pic.core.plan import PlanOptions
+from sglang_pic.core.path import PlanPaths
+from sglang_pic.core.plan import DropReason, PlanOptions
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.row_source import RowSource
 from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import Node, Trie
 
 
-class RunLimits(NamedTuple):
-    """Limits of every run of one plan."""
-
-    stop: int
-    """Runs end here: the last token, and all from the first wanted logprob on, are computed."""
-    tail_start: int
-    """From here on only pinned rows, and those with exactly the same tokens before them, are spliced."""
-    sink: int
-    seam: int
-    min_run: int
-    min_spliced: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Query:
-    """One prompt to be planned; nothing of it changes while it is.
-
-    Args:
-        policy: which runs are taken.
-        options: the request's limits; their `policy` is ignored.
-        trie: the paths of the prompt's namespace.
-        donors: the donors on them.
-        lexicon: the texts of the tokens, for the guard of changed fields.
-        tokens: the prompt.
-        prefix_len: length of the tree's exact match.
-        rows: of the donors.
-        forget: `forget(node, position)` drops the path to `node` from `position` on.
-        row_lookahead: tokens after a row that it depends on: so many at the end of an equal span are computed.
-    """
+    """One prompt to be planned, and what the stages of planning share."""
 
     policy: ReusePolicy
     options: PlanOptions
+    """The request's limits; their `policy` is ignored."""
     trie: Trie
+    """The paths of the prompt's namespace."""
     donors: DonorTable
     lexicon: Lexicon | None
     tokens: Tokens
+    """The prompt."""
     prefix_len: int
+    """Length of the tree's exact match."""
     rows: RowSource
     forget: Callable[[Node, int], None]
-    row_lookahead: int = 0
+    """`forget(node, position)` drops the path to `node` from `position` on."""
+    row_lookahead: int
+    """Tokens after a row that it depends on: so many at the end of an equal span are computed."""
+    paths: PlanPaths = field(init=False)
+    """The paths of the donors."""
+    dropped: Counter[DropReason] = field(init=False, default_factory=Counter)
+    """Counts candidates that are no runs, by reason; the guard counts its own."""
+    work: int = field(init=False, default=0)
+    """Cost of finding runs so far, in tokens compared, beside that of the paths and the trie's steps."""
+    stop: int = field(init=False)
+    """Runs end here: the last token, and all from the first wanted logprob on, are computed."""
+    tail_start: int = field(init=False)
+    """From here on only pinned rows, and those with exactly the same tokens before them, are spliced."""
+
+    def __post_init__(self) -> None:
+        compute_from = self.options.compute_from
+        last = self.end if compute_from is None else min(self.end, compute_from + 1)
+        self.stop, self.tail_start = last - 1, last - self.policy.tail_tokens
+        self.paths = PlanPaths(self.tokens)
 
     @property
     def end(self) -> int:
         """The prompt's length."""
         return len(self.tokens)
-
-    @property
-    def limits(self) -> RunLimits:
-        """The limits of its runs."""
-        policy, compute_from = self.policy, self.options.compute_from
-        last = self.end if compute_from is None else min(self.end, compute_from + 1)
-        return RunLimits(
-            stop=last - 1,
-            tail_start=last - policy.tail_tokens,
-            sink=policy.sink_tokens,
-            seam=policy.seam_tokens,
-            min_run=policy.min_run_tokens,
-            min_spliced=policy.min_spliced_tokens,
-        )
