@@ -26,6 +26,7 @@ from tqdm import tqdm
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.study_command import Finding, Result, Study, at_least, ms, result_of, timed
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Lexicon, PlanOptions, RowSource, Tokens
+from sglang_pic.core.published import Published
 from sglang_pic.errors import BenchError
 
 _VOCABULARY: Final = 49_152
@@ -116,7 +117,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     timings = [_time(made, case, args.plans) for case, made in tqdm(prompts.items(), "plan", file=sys.stderr)]
     fresh = [_random(rng, _PUBLISHED_TOKENS) for _ in range(24)]
     full = msgspec.structs.replace(config, max_index_tokens=8 * _PUBLISHED_TOKENS)
-    publish_ms, evicting_ms = (_publish(ContentIndex(each), fresh) for each in (config, full))
+    publish_ms, evicting_ms = (_time_publications(ContentIndex(each), fresh) for each in (config, full))
     core_percent = {f"{rate:,}": evicting_ms * rate / _PUBLISHED_TOKENS / 10 for rate in _RATES}
     memory = {f"{length:,}": _bytes_per_token(config, length) for length in (32_000, 600)}
     result = result_of(
@@ -141,12 +142,18 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     return Finding(result, "\n".join(shown))
 
 
-def _publish(index: ContentIndex, texts: list[Tokens]) -> float:
+def _publish(index: ContentIndex, namespace: Hashable, tokens: Tokens) -> None:
+    """A path that a request has computed whole."""
+    index.note(namespace, tokens, Published([(0, len(tokens))]))
+    index.settle()
+
+
+def _time_publications(index: ContentIndex, texts: list[Tokens]) -> float:
     """The median over the second half of the texts, when the first half has filled the index."""
     times = []
     for text in texts:
         start = time.thread_time()
-        index.publish(_NAMESPACE, text, [(0, len(text))])
+        _publish(index, _NAMESPACE, text)
         times.append(time.thread_time() - start)
     return ms(times[len(times) // 2 :])
 
@@ -160,7 +167,7 @@ def fill_index(
     with tqdm(total=num_chunks, desc="index", unit="chunk", file=sys.stderr) as bar:
         while (known := index.stats().num_donors) < num_chunks:
             document = _random(rng, _DOCUMENT_TOKENS)
-            index.publish(namespace, document, [(0, len(document))])
+            _publish(index, namespace, document)
             documents.append(document)
             bar.update(index.stats().num_donors - known)
     return index, documents
@@ -181,7 +188,7 @@ def _agents_prompts(config: CoreConfig, rng: np.random.Generator, case: Case, is
         body = np.resize(np.roll(text, -int(rng.integers(len(text)))), run_len * case.num_runs)
         index = ContentIndex(config, lexicon=lexicon)
         document = np.concatenate([head, body])
-        index.publish(_NAMESPACE, document, [(0, len(document))])
+        _publish(index, _NAMESPACE, document)
         if is_changed:
             head = head.copy()
             head[_FIELD_AT : _FIELD_AT + _FIELD_TOKENS] = rng.choice(text, _FIELD_TOKENS)
@@ -259,7 +266,7 @@ def _bytes_per_token(config: CoreConfig, path_len: int) -> float:
     try:
         index = ContentIndex(config)
         for _ in range(1_600_000 // path_len):
-            index.publish(_NAMESPACE, _random(rng, path_len), [(0, path_len)])
+            _publish(index, _NAMESPACE, _random(rng, path_len))
         return tracemalloc.get_traced_memory()[0] / index.stats().num_tokens
     finally:
         tracemalloc.stop()

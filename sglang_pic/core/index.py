@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -127,39 +127,21 @@ class ContentIndex:
         self.is_whole = True
         """False after an exception during a change; `flush()` repairs it."""
 
-    def publish(
-        self,
-        namespace: Hashable,
-        tokens: Tokens,
-        computed: Sequence[Span],
-        *,
-        spliced: Sequence[Span] = (),
-        approximate: Sequence[Span] = (),
-        generations: Sequence[tuple[int, int]] = (),
-        delimiters: frozenset[int] = frozenset(),
+    def note(
+        self, namespace: Hashable, tokens: Tokens, rows: Published, delimiters: frozenset[int] = frozenset()
     ) -> None:
-        """Publish rows that the radix tree has for `tokens`, a path from position 0.
+        """Publish rows of the radix tree at the next call of any other method, so that no answer waits for it.
 
         Args:
             namespace: donors of other namespaces are never used.
-            tokens: the whole path. The last `names.lookahead` have no rows.
-            computed, spliced, approximate, generations: as in `Published`; positions in none of them are unchanged.
+            tokens: the whole path, from position 0; not to be changed. The last `names.lookahead` have no rows.
+            rows: their origin.
             delimiters: ids of the tokens that open or close a message; chunks do not reach across them.
 
         Positions that diverging paths do not share (`RowNames.parted`) are not eligible: the trie stores them once.
 
-        NOTE: spliced rows in the tree must be published before the next plan. Cost: one walk over the stored part, then
-        O(new tokens).
-        """
-        self.note(namespace, tokens, Published(computed, spliced, approximate, generations), delimiters)
-        self.settle()
-
-    def note(
-        self, namespace: Hashable, tokens: Tokens, rows: Published, delimiters: frozenset[int] = frozenset()
-    ) -> None:
-        """Publish at the next call of any other method, so that no answer waits for it. Cost O(1).
-
-        Arguments as of `publish`; they must not be changed until then.
+        NOTE: spliced rows in the tree must be noted before the next plan. Cost: O(1) here; when it is published one
+        walk over the stored part, then O(new tokens).
         """
         require_tokens(tokens)
         if len(tokens):

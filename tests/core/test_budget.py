@@ -20,7 +20,7 @@ from pic_bench.probe_plugin.invariants import check
 from sglang_pic.core import ContentIndex, CoreConfig, DropReason, Tokens, as_tokens, native
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS
 from tests.fuzz.attacks import ATTACKS, LEXICON, fields_in_every_line, publish, text
-from tests.helpers.core_builders import join, plan_of
+from tests.helpers.core_builders import join, plan_of, publish_rows
 
 
 def lines_executed(call: Callable[[], object]) -> int:
@@ -98,7 +98,7 @@ def test_generations_of_one_path_are_as_few_as_tell_them_all() -> None:
     told: list[tuple[int, int]] = []
     for _ in range(300):
         steps = [(int(rng.integers(0, 400)), int(rng.integers(0, 4))) for _ in range(3)]
-        index.publish("a", path, [], generations=steps)
+        publish_rows(index, "a", path, [], generations=steps)
         told += steps
     check(index)
     (node,) = index._ages.values()
@@ -164,7 +164,7 @@ def traced(index_of: Callable[[], ContentIndex]) -> tuple[ContentIndex, int]:
 def fill(kind: str, config: CoreConfig | None = None) -> ContentIndex:
     index = ContentIndex(config)
     for path, known_len in WORKLOADS[kind](np.random.default_rng(0)):
-        index.publish("a", path, [(known_len, len(path))])
+        publish_rows(index, "a", path, [(known_len, len(path))])
     return index
 
 

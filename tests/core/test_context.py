@@ -7,7 +7,7 @@ import pytest
 from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, PlanOptions, Tokens
 from sglang_pic.core.alignment import Aligner
 from sglang_pic.core.trie import Node
-from tests.helpers.core_builders import index_of, join, plan_of, text
+from tests.helpers.core_builders import index_of, join, plan_of, publish_rows, text
 
 
 @pytest.mark.parametrize(("pinned", "spliced"), [(0, 0), (400, 146), (500, 246), (570, 316), (700, 336)])
@@ -27,7 +27,7 @@ HEAD, BODY, MORE, END, FOREIGN, OLD, NEW = (text(*each) for each in enumerate((1
 def aligner(donor: list[Tokens], prompt: list[Tokens]) -> tuple[Aligner, Node]:
     """For a path of an index, which ends in the node, and for a prompt."""
     index, path = ContentIndex(CoreConfig()), join(*donor)
-    index.publish("a", path, [(0, len(path))])
+    publish_rows(index, "a", path, [(0, len(path))])
     trie = index._namespaces["a"].trie
     return Aligner(trie, join(*prompt), MOST), trie.walk(path)[0]
 

@@ -15,7 +15,7 @@ from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens
 from sglang_pic.core.plan import Context, DropReason, Plan, PlanOptions
-from tests.helpers.core_builders import plan_of, spans
+from tests.helpers.core_builders import plan_of, publish_rows, spans
 
 Edit = Literal["notes", "in_place", "recompile"]
 EDITS: tuple[Edit, Edit] = ("in_place", "recompile")
@@ -47,7 +47,7 @@ def served(prompt: list[int], index: ContentIndex, policy: CoreConfig | None = N
     tokens = as_tokens(prompt)
     plan = plan_of(index, tokens, options=PlanOptions(policy=policy))
     generations = [(run.target_start, run.generation) for run in plan.runs]
-    index.publish("a", tokens, [(0, len(tokens))], spliced=spans(plan), generations=generations)
+    publish_rows(index, "a", tokens, [(0, len(tokens))], spliced=spans(plan), generations=generations)
     check(index)
     return plan
 
@@ -270,7 +270,7 @@ def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() ->
         planted = plant(np.random.default_rng(seed))
         index = ContentIndex(CONFIG, lexicon=LEXICON)
         old, new = map(as_tokens, planted.prompts)
-        index.publish("a", old, [(0, len(old))])
+        publish_rows(index, "a", old, [(0, len(old))])
         plan = plan_of(index, new)
         behind = [run for run in plan.runs if run.context is Context.CHANGED]
         taken = np.zeros(len(new) + 24, dtype=np.bool_)

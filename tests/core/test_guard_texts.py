@@ -12,7 +12,7 @@ import pytest
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens
 from sglang_pic.core.plan import DropReason, Plan
 from sglang_pic.core.tokens import common_len
-from tests.helpers.core_builders import plan_of
+from tests.helpers.core_builders import plan_of, publish_rows
 
 BREAK = "\x1e"
 """In texts: a token that opens or closes a message."""
@@ -38,7 +38,7 @@ def second_plan(old: str, new: str, *others: str) -> tuple[Plan, str]:
     lexicon = Lexicon([MESSAGE_BREAK if piece == BREAK else piece for piece in _IDS])
     index = ContentIndex(CoreConfig(), lexicon=lexicon)
     for tokens in prompts[:-1]:
-        index.publish("a", tokens, [(0, len(tokens))])
+        publish_rows(index, "a", tokens, [(0, len(tokens))])
     known = max(common_len(tokens, prompts[-1]) for tokens in prompts[:-1])
     return plan_of(index, prompts[-1][:known], prompts[-1][known:]), new
 

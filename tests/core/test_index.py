@@ -28,6 +28,7 @@ from tests.helpers.core_builders import (
     join,
     plan_of,
     publish,
+    publish_rows,
     rows_of,
     spans,
     text,
@@ -110,7 +111,7 @@ class IndexMachine(RuleBasedStateMachine):
         computed = [(max(a, adopted_from), b) for a, b in plan.gaps if b > adopted_from]
         self.tree.insert(namespace, tokens, computed, spliced)
         for index in self.indexes:
-            index.publish(namespace, tokens, computed, spliced=spliced, delimiters=DELIMITERS)
+            publish_rows(index, namespace, tokens, computed, spliced=spliced, delimiters=DELIMITERS)
         self.past.append((namespace, tokens))
 
     @rule(data=st.data(), chosen=options, page_size=st.sampled_from([1, 1, 4, 16]))
@@ -134,7 +135,7 @@ class IndexMachine(RuleBasedStateMachine):
         computed, spliced = spans[::2], [(a, min(b, len(tokens))) for a, b in spans[1::2]]
         self.tree.insert(namespace, tokens, [(a, min(b, len(tokens))) for a, b in computed], spliced)
         for index in self.indexes:
-            index.publish(namespace, tokens, computed, spliced=spliced, delimiters=DELIMITERS)
+            publish_rows(index, namespace, tokens, computed, spliced=spliced, delimiters=DELIMITERS)
         self.past.append((namespace, tokens))
 
     @rule(data=st.data())
@@ -244,32 +245,32 @@ def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
     path = text(0, 1_000)
     index = index_of(path)
     num_donors = index.stats().num_donors
-    index.publish("a", path[:700], [], spliced=[(400, 600)])
+    publish_rows(index, "a", path[:700], [], spliced=[(400, 600)])
     assert 0 < index.stats().num_donors < num_donors
     check(index)
     prompt = join(text(1, 50), path[100:], text(2, 9))
     assert donor_spans(plan_of(index, prompt)) == [(101, 400), (601, 1_000)]
     # Computed once more at their place they are donors again.
-    index.publish("a", path, [(350, 650)])
+    publish_rows(index, "a", path, [(350, 650)])
     assert donor_spans(plan_of(index, prompt)) == [(101, 1_000)]
 
 
 def test_what_is_exact_of_a_path_is_known() -> None:
     path = text(0, 300)
     index = ContentIndex(MOST_REUSE)
-    index.publish("a", path, [(0, 100), (200, 300)], spliced=[(100, 200)], approximate=[(100, 300)])
+    publish_rows(index, "a", path, [(0, 100), (200, 300)], spliced=[(100, 200)], approximate=[(100, 300)])
     sibling = join(path[:250], text(1, 50))
     publish(index, sibling[:150])
-    index.publish("a", sibling, [(250, 300)], approximate=[(250, 300)])
+    publish_rows(index, "a", sibling, [(250, 300)], approximate=[(250, 300)])
     check(index)
     # The first path of 150 tokens was computed whole, as after an eviction; what stands behind was not.
     assert index.exactness("a", path[:150]) == (150, 0, 0)
     assert index.exactness("a", path) == index.exactness("a", sibling) == (150, 0, 150)
-    index.publish("a", path[:250], [(150, 250)])
+    publish_rows(index, "a", path[:250], [(150, 250)])
     assert index.exactness("a", path) == index.exactness("a", sibling) == (250, 0, 50)
-    index.publish("a", path, [(250, 300)])
+    publish_rows(index, "a", path, [(250, 300)])
     assert index.exactness("a", join(path, text(2, 9))) == (300, 9, 0), "of the rest nothing is known"
-    index.publish("a", join(path, text(2, 9), text(3, 5)), [(309, 314)])
+    publish_rows(index, "a", join(path, text(2, 9), text(3, 5)), [(309, 314)])
     assert index.exactness("a", join(path, text(2, 9), text(3, 5))) == (300, 14, 0), "nor of what stands behind"
     assert index.exactness("b", path) == (0, 300, 0)
 
@@ -288,7 +289,7 @@ def test_of_equal_donors_the_one_with_the_same_context_wins() -> None:
     index = ContentIndex(MOST_REUSE)
     # The context is not eligible itself: it may only speak for the donor that follows it.
     right = join(text(2, 100), context, tool, body, text(3, 30))
-    index.publish("a", right, [(140, len(right))])
+    publish_rows(index, "a", right, [(140, len(right))])
     publish(index, text(4, 100), other, tool, body, text(5, 30))
     (run,) = plan_of(index, text(6, 90), context, tool, body, text(7, 30)).runs
     assert run.donor.tokens().tolist() == right.tolist()
@@ -322,12 +323,12 @@ def test_what_is_computed_later_is_eligible_to_the_token(start: int, end: int) -
     index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0))
     path = text(0, 300)
     for stored in (100, 200, 300):
-        index.publish("a", path[:stored], [])
-    index.publish("a", path, [(start, end)])
+        publish_rows(index, "a", path[:stored], [])
+    publish_rows(index, "a", path, [(start, end)])
     check(index)
     eligible = sorted(span for node in index._ages.values() for span in node.eligible)
     assert [p for a, b in eligible for p in range(a, b)] == list(range(start, end))
-    index.publish("a", path, [], spliced=[(start, end)])
+    publish_rows(index, "a", path, [], spliced=[(start, end)])
     assert not any(node.eligible for node in index._ages.values())
 
 
@@ -353,7 +354,7 @@ def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
 def test_how_long_clients_name_their_namespaces_counts() -> None:
     index = ContentIndex(CoreConfig(max_index_bytes=1 << 20))
     for number in range(30):
-        index.publish((None, f"{number:010}" + "s" * 50_000), text(number, 100), [(0, 100)])
+        publish_rows(index, (None, f"{number:010}" + "s" * 50_000), text(number, 100), [(0, 100)])
     stats = index.stats()
     assert stats.num_namespaces == 5
     assert 1_000_000 < stats.num_bytes <= 1 << 20

@@ -7,7 +7,7 @@ import pytest
 from pic_bench.probe_plugin.invariants import check
 
 from sglang_pic.core import ContentIndex, Path, RowNames, Tokens
-from tests.helpers.core_builders import CONFIG, join, plan_of, rows_of, text
+from tests.helpers.core_builders import CONFIG, join, plan_of, publish_rows, rows_of, text
 
 NEXT_TOKEN = RowNames(lookahead=1)
 # Two paths that part at 50.
@@ -26,12 +26,12 @@ def test_a_row_that_two_paths_have_each_of_their_own_is_no_donor_for_either(name
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
     start, _ = names.parted(50)
     # The first path's own row there came from a splice, as the 20 before it did.
-    index.publish("a", PATHS[0], [(0, 30), (50, 130)], spliced=[(30, 50)])
-    index.publish("a", PATHS[1], [(start, 130)])
+    publish_rows(index, "a", PATHS[0], [(0, 30), (50, 130)], spliced=[(30, 50)])
+    publish_rows(index, "a", PATHS[1], [(start, 130)])
     assert [is_eligible(index, PATHS[0], position) for position in (29, 47, 49, 50)] == [True, False, False, True]
     index.flush()
-    index.publish("a", PATHS[1], [(0, 130)])
-    index.publish("a", PATHS[0], [(start, 130)], spliced=[(start, 50)], approximate=[(start, 130)])
+    publish_rows(index, "a", PATHS[1], [(0, 130)])
+    publish_rows(index, "a", PATHS[0], [(start, 130)], spliced=[(start, 50)], approximate=[(start, 130)])
     assert [index.exactness("a", path).approximate_len for path in PATHS] == [80, 0]
 
 
@@ -40,8 +40,8 @@ def test_a_path_that_the_tree_has_lost_takes_no_others_along(names: RowNames) ->
     """It begins in the middle of a page that it shares with another: each has rows of its own there."""
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
     (lost, kept), (rest, _), asked = PATHS, names.parted(50), []
-    index.publish("a", lost, [(0, 120)])
-    index.publish("a", kept, [(rest, 120)])
+    publish_rows(index, "a", lost, [(0, 120)])
+    publish_rows(index, "a", kept, [(rest, 120)])
 
     def resolve(path: Path, end: int) -> int:
         asked.append(path.tokens(51))

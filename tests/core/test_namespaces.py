@@ -16,7 +16,7 @@ from pic_bench.probe_plugin.invariants import check
 from sglang_pic.core import ContentIndex, CoreConfig, Tokens
 from sglang_pic.core.chunker import HashFunction, xxh3_name
 from sglang_pic.core.ending_filter import EndingHashes, ending_hashes
-from tests.helpers.core_builders import CLOSE, DELIMITERS, donor_spans, join, plan_of, spans, text
+from tests.helpers.core_builders import CLOSE, DELIMITERS, donor_spans, join, plan_of, publish_rows, spans, text
 
 CONFIG = CoreConfig(
     edit="in_place", seam_tokens=0, tail_tokens=0, sink_tokens=2, min_run_tokens=8, min_spliced_tokens=8
@@ -70,7 +70,7 @@ def test_colliding_hashes_serve_only_equal_tokens_of_the_namespace(hash_function
                     for tokens, is_own in computed[namespace]
                 ), "the donor's rows were computed by a request of this namespace, behind these very tokens"
             spliced = spans(plan)
-            index.publish(namespace, prompt, plan.gaps, spliced=spliced, delimiters=DELIMITERS)
+            publish_rows(index, namespace, prompt, plan.gaps, spliced=spliced, delimiters=DELIMITERS)
             is_own = np.ones(len(prompt), dtype=np.bool_)
             for start, end in spliced:
                 is_own[start:end] = False
@@ -87,7 +87,7 @@ def test_a_namespace_plans_as_if_it_were_alone(edit: str) -> None:
     config = CoreConfig(edit=edit, tail_tokens=0)
     alone, shared, num_spliced = ContentIndex(config), ContentIndex(config), 0
     for i in range(30):
-        shared.publish("theirs", join(text(500 + i, 40), text(i % 6, 400)), [(0, 440)])
+        publish_rows(shared, "theirs", join(text(500 + i, 40), text(i % 6, 400)), [(0, 440)])
     for i in range(12):
         prompt = join(text(900 + i, 50), text(i % 6, 400), text(i % 4, 300))
         work = [index.stats().num_work for index in (alone, shared)]
@@ -100,7 +100,7 @@ def test_a_namespace_plans_as_if_it_were_alone(edit: str) -> None:
         grown = [index.stats().num_work - before for index, before in zip((alone, shared), work, strict=True)]
         assert grown[0] == grown[1]
         for index, plan in zip((alone, shared), plans, strict=True):
-            index.publish("mine", prompt, plan.gaps, spliced=spans(plan))
+            publish_rows(index, "mine", prompt, plan.gaps, spliced=spans(plan))
     assert num_spliced > 500, "its own is"
 
 
@@ -112,7 +112,7 @@ def test_tiny_requests_stay_within_the_bounds(number: int) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(3, 50_000, 4 * number).astype("<i4")
     for i in range(number):
-        index.publish(i % 3_000 if i % 2 else "one", ids[4 * i : 4 * i + 4], [(0, 4)])
+        publish_rows(index, i % 3_000 if i % 2 else "one", ids[4 * i : 4 * i + 4], [(0, 4)])
         if i % (number // 4) == 0:
             assert index.stats().num_bytes <= config.max_index_bytes
             check(index)

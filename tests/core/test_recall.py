@@ -15,7 +15,7 @@ from pic_bench.probe_plugin.invariants import check
 from sglang_pic.core import MEDIA_FROM, ContentIndex, CoreConfig, Lexicon, Span, Tokens, as_tokens
 from sglang_pic.core.core_config import MOST_REUSE
 from sglang_pic.core.plan import CostModel, DropReason, Plan, PlanOptions
-from tests.helpers.core_builders import asking, index_of, join, plan_of, serve, spans, text
+from tests.helpers.core_builders import asking, index_of, join, plan_of, publish_rows, serve, spans, text
 
 SINK = CoreConfig().sink_tokens
 
@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_in_its_own_context_needs_no_seam(before: str, contex
     index = index_of(join(text(10, 70), left, text(11, 60)))
     donor = join(text(12, 80), left[200 - context_len :], right, text(13, 60))
     # The context is no donor: otherwise the run would begin in it.
-    index.publish("a", donor, [(80 + context_len, len(donor))])
+    publish_rows(index, "a", donor, [(80 + context_len, len(donor))])
     prompt = join(text(20, 50), left, right, text(21, 9))
     prefix_len = 250 if before == "prefix" else 0
     *earlier, run = plan_of(index, prompt, prefix_len=prefix_len).runs
@@ -138,7 +138,7 @@ def test_the_tail_takes_rows_that_were_computed_after_exactly_the_same_tokens() 
     """The tree has lost rows in the middle, so that its own prefix ends before them."""
     head, middle, closing = (text(seed, n) for seed, n in enumerate((300, 100, 100)))
     index = ContentIndex(MOST_REUSE)
-    index.publish("a", join(head, middle, closing), [(0, 300), (400, 500)])
+    publish_rows(index, "a", join(head, middle, closing), [(0, 300), (400, 500)])
     prompt = join(head, middle, closing, text(6, 5))
     plan = plan_of(index, prompt, prefix_len=300, options=asking(tail_tokens=105))
     assert spans(plan) == [(400, 500)]
@@ -227,7 +227,7 @@ def test_behind_another_image_in_its_place(old: Tokens, new: Tokens, serves: boo
     index = ContentIndex(POLICY, lexicon=lexicon)
     parts = text(1, 100), text(2, 40), image(5, 30), text(3, 400)
     donor = join(parts[0], old, *parts[1:])
-    index.publish("a", donor, [(0, len(donor))])
+    publish_rows(index, "a", donor, [(0, len(donor))])
     prompt = join(parts[0], new, *parts[1:])
     found = plan_of(index, prompt, prefix_len=100, options=PlanOptions(policy=POLICY), whole=places(prompt))
     assert bool(found.runs) is serves

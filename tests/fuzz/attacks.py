@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sglang_pic.core import ContentIndex, CoreConfig, Lexicon, RowSource, Tokens, as_tokens
-from tests.helpers.core_builders import join
+from tests.helpers.core_builders import join, publish_rows
 
 WORDS, NUMBERS, LETTERS = (400, 8_000), (0, 100), (110, 300)
 
@@ -37,7 +37,7 @@ def log(seed: int, lines: list[Tokens], field_len: int, ids: tuple[int, int] = W
 
 
 def publish(index: ContentIndex, tokens: Tokens) -> None:
-    index.publish("a", tokens, [(0, len(tokens))])
+    publish_rows(index, "a", tokens, [(0, len(tokens))])
 
 
 def many_nodes(index: ContentIndex, scale: int = 1) -> Tokens:
@@ -45,7 +45,7 @@ def many_nodes(index: ContentIndex, scale: int = 1) -> Tokens:
     path = text(0, 12_000 * scale)
     publish(index, path)
     for end in range(12_000 * scale - 10, 0, -10):
-        index.publish("a", path[:end], [])
+        publish_rows(index, "a", path[:end], [])
     return join(text(2, 60), *(join(path[at : at + 100], text(at, 3)) for at in range(11_000 * scale, 3_000, -160)))
 
 
@@ -54,7 +54,7 @@ def nodes_of_one_token(index: ContentIndex, scale: int = 1) -> Tokens:
     path = np.resize(text(0, 900), 4_000 * scale)
     publish(index, path)
     for at in range(4_000 * scale - 1, 0, -1):
-        index.publish("a", join(path[:at], text(at, 1)), [])
+        publish_rows(index, "a", join(path[:at], text(at, 1)), [])
     return join(text(2, 60), *(join(path[at:900], text(at, 1)) for at in range(0, 800, 40 // scale)))
 
 
@@ -63,7 +63,7 @@ def many_generations(index: ContentIndex, scale: int = 1) -> Tokens:
     path = text(0, 8_000 * scale)
     publish(index, path)
     for i in range(1_200 * scale):
-        index.publish("a", path, [], generations=[(i * 6, 1 + i % 2), (i * 6 + 3, 1)])
+        publish_rows(index, "a", path, [], generations=[(i * 6, 1 + i % 2), (i * 6 + 3, 1)])
     return join(text(2, 60), *(join(path[at : at + 100], text(at, 3)) for at in range(7_500 * scale, 100, -150)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from sglang_pic.core import (
     Tokens,
     as_tokens,
 )
+from sglang_pic.core.published import Published
 
 Row = tuple[object, bytes, int]
 Resolve = Callable[[Path, int], int]
@@ -57,10 +58,23 @@ def index_of(*paths: Tokens, config: CoreConfig = MOST_REUSE) -> ContentIndex:
     return index
 
 
+def publish_rows(
+    index: ContentIndex,
+    namespace: Hashable,
+    tokens: Tokens,
+    *rows: Sequence[Span],
+    delimiters: frozenset[int] = frozenset(),
+    **more: Any,
+) -> None:
+    """Publish at once; `rows` and `more` are the fields of `Published`."""
+    index.note(namespace, tokens, Published(*rows, **more), delimiters)
+    index.settle()
+
+
 def publish(index: ContentIndex, *parts: Tokens, namespace: object = "a") -> None:
     """A request that computed all of its prompt."""
     tokens = join(*parts)
-    index.publish(namespace, tokens, [(0, len(tokens))], delimiters=DELIMITERS)
+    publish_rows(index, namespace, tokens, [(0, len(tokens))], delimiters=DELIMITERS)
 
 
 def plan_of(
@@ -97,7 +111,7 @@ def plan_of(
 def serve(index: ContentIndex, *parts: Tokens, namespace: object = "a") -> Plan:
     """Plan, then publish as a request does: what it spliced is no donor."""
     plan = plan_of(index, *parts, namespace=namespace)
-    index.publish(namespace, join(*parts), plan.gaps, spliced=spans(plan), delimiters=DELIMITERS)
+    publish_rows(index, namespace, join(*parts), plan.gaps, spliced=spans(plan), delimiters=DELIMITERS)
     return plan
 
 

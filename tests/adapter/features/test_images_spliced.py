@@ -34,6 +34,7 @@ from sglang_pic.core import Path as TokenPath
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.views import PoolView
 from tests.helpers.builders import make_stations, request
+from tests.helpers.core_builders import publish_rows
 from tests.helpers.processes import on_live_model, spliced_path
 
 START, END, PAD, VIDEO = (vision.TOKEN_IDS[f"{name}_id"] for name in vision.TOKEN_NAMES)
@@ -224,7 +225,7 @@ class Bench:
         images, index = Images(is_mrope=True), ContentIndex()
         path = read(images, donor)
         self.forward(self.batch(donor, self.donor, further))
-        index.publish("here", path, [(0, len(path))])
+        publish_rows(index, "here", path, [(0, len(path))])
         tokens = read(images, req)
         options, rows = PlanOptions(policy=MOST_REUSE), RowSource(whole=req.pic.whole)
         made = index.plan("here", tokens, prefix_len=0, rows=rows, options=options)
