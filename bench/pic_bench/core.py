@@ -111,7 +111,8 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     # Its documents stand in another order in each prompt.
     config = CoreConfig(reordered="splice")
     index, documents = fill_index(config, rng)
-    stats = index.stats()
+    index_chunks = index.size.num_donors
+    index_tokens = index.num_tokens
     prompts = {case: _beside(index, partial(make_prompt, rng, documents, case)) for case in CASES}
     prompts |= {case: _agents_prompts(config, rng, case, is_changed) for case, is_changed in AGENTS.items()}
     timings = [_time(made, case, args.plans) for case, made in tqdm(prompts.items(), "plan", file=sys.stderr)]
@@ -124,8 +125,8 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         CoreResult,
         args,
         config=msgspec.to_builtins(config),
-        index_chunks=stats.num_donors,
-        index_tokens=stats.num_tokens,
+        index_chunks=index_chunks,
+        index_tokens=index_tokens,
         bytes_per_token=memory,
         publish_ms_32k=publish_ms,
         publish_evicting_ms_32k=evicting_ms,
@@ -133,7 +134,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         timings=timings,
     )
     shown = [
-        f"index: {stats.num_donors:,} chunks, {stats.num_tokens:,} tokens\n",
+        f"index: {index_chunks:,} chunks, {index_tokens:,} tokens\n",
         markdown_table(_table(timings)),
         f"\npublish 32k new tokens: {publish_ms:.2f} ms, where as many are evicted {evicting_ms:.2f}; of one core "
         + ", ".join(f"{percent:.2f} % at {rate} new tokens a second" for rate, percent in core_percent.items()),
@@ -165,11 +166,11 @@ def fill_index(
     index = ContentIndex(config)
     documents: list[Tokens] = []
     with tqdm(total=num_chunks, desc="index", unit="chunk", file=sys.stderr) as bar:
-        while (known := index.stats().num_donors) < num_chunks:
+        while (known := index.size.num_donors) < num_chunks:
             document = _random(rng, _DOCUMENT_TOKENS)
             _publish(index, namespace, document)
             documents.append(document)
-            bar.update(index.stats().num_donors - known)
+            bar.update(index.size.num_donors - known)
     return index, documents
 
 
@@ -267,7 +268,7 @@ def _bytes_per_token(config: CoreConfig, path_len: int) -> float:
         index = ContentIndex(config)
         for _ in range(1_600_000 // path_len):
             _publish(index, _NAMESPACE, _random(rng, path_len))
-        return tracemalloc.get_traced_memory()[0] / index.stats().num_tokens
+        return tracemalloc.get_traced_memory()[0] / index.num_tokens
     finally:
         tracemalloc.stop()
 

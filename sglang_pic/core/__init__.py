@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_pic.core.chunker import Chunker
 from sglang_pic.core.core_config import MOST_REUSE, CoreConfig
 from sglang_pic.core.exactness import Exactness
-from sglang_pic.core.index import ContentIndex, IndexStats, RowNames
+from sglang_pic.core.index import ContentIndex, RowNames
 from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.native import load_loops
 from sglang_pic.core.path import Path
@@ -29,7 +29,6 @@ __all__ = [
     "CostModel",
     "DropReason",
     "Exactness",
-    "IndexStats",
     "Lexicon",
     "Path",
     "Plan",

@@ -17,7 +17,6 @@ from itertools import compress
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from sglang_pic.core.chunker import Chunker, HashFunction, xxh3_name
@@ -63,23 +62,6 @@ class RowNames(NamedTuple):
         return named - named % self.page_size, position
 
 
-class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of the index, and counts since it was made."""
-
-    num_tokens: int
-    num_bytes: int
-    """Estimate of its memory."""
-    num_paths: int
-    num_nodes: int
-    num_endings: int
-    """Distinct ends of chunks, counted in each namespace."""
-    num_donors: int
-    num_namespaces: int
-    num_evicted_tokens: int
-    num_work: int
-    """Tokens compared and donors looked at by all plans; for tests of bounded work."""
-
-
 @dataclass(slots=True)
 class _Namespace:
     trie: Trie
@@ -114,14 +96,17 @@ class ContentIndex:
         self._lexicon = lexicon
         self._hash = hash_function
         self._chunker = Chunker(self.config, hash_function)
-        self._size = TableSize()
+        self.size = TableSize()
+        """Of the tables of all namespaces together."""
         # Shrink by eviction, `_forget` and `flush`; a namespace goes with its last path.
         self._ages: OrderedDict[int, Node] = OrderedDict()
         self._namespaces: dict[Hashable, _Namespace] = {}
         self._serials = itertools.count()
-        self._num_tokens = self._num_namespace_bytes = 0
-        self._num_evicted = 0
-        self._num_work = 0
+        self.num_tokens = self._num_namespace_bytes = 0
+        """Tokens of all published paths."""
+        self.num_evicted_tokens = 0
+        self.num_work = 0
+        """Cost of all plans, in tokens compared; for tests of bounded work."""
         # Publications that wait; every other method applies them first.
         self._noted: deque[Callable[[], None]] = deque()
         self.is_whole = True
@@ -226,14 +211,9 @@ class ContentIndex:
             row_lookahead=self._row_lookahead,
         )
         plan, work = make_plan(query)
-        self._num_work += work
+        self.num_work += work
         self._drop_if_empty(space)
         return plan
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all published paths."""
-        return self._num_tokens
 
     def exactness(self, namespace: Hashable, tokens: Tokens) -> Exactness:
         """The exactness of a path's rows. Cost: one walk over its stored part."""
@@ -276,24 +256,9 @@ class ContentIndex:
     def flush(self) -> None:
         """Forget everything, also while `is_whole` is False."""
         self._noted.clear()
-        self._size, self._ages, self._namespaces = TableSize(), OrderedDict(), {}
-        self._num_tokens = self._num_namespace_bytes = 0
+        self.size, self._ages, self._namespaces = TableSize(), OrderedDict(), {}
+        self.num_tokens = self._num_namespace_bytes = 0
         self.is_whole = True
-
-    def stats(self) -> IndexStats:
-        """Sizes and counts. Cost O(nodes)."""
-        self.settle()
-        return IndexStats(
-            num_tokens=self._num_tokens,
-            num_bytes=self.num_bytes,
-            num_paths=sum(1 for node in self._ages.values() if not node.children),
-            num_nodes=len(self._ages),
-            num_endings=self._size.num_endings,
-            num_donors=self._size.num_donors,
-            num_namespaces=len(self._namespaces),
-            num_evicted_tokens=self._num_evicted,
-            num_work=self._num_work,
-        )
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -306,7 +271,7 @@ class ContentIndex:
         if space is None:
             space = _Namespace(
                 Trie(namespace, self._ages, self._serials),
-                DonorTable(self.config.max_donors_per_chunk, self._hash, self._size),
+                DonorTable(self.config.max_donors_per_chunk, self._hash, self.size),
                 _namespace_bytes(namespace),
             )
             self._namespaces[namespace] = space
@@ -320,7 +285,7 @@ class ContentIndex:
             self._split(space, node, stored)
         if stored < len(tokens):
             node = space.trie.append(node, tokens[stored:])
-            self._num_tokens += len(tokens) - stored
+            self.num_tokens += len(tokens) - stored
         return node.lineage(), stored
 
     def _split(self, space: _Namespace, node: Node, position: int) -> None:
@@ -392,27 +357,27 @@ class ContentIndex:
     def _remove_leaf(self, node: Node) -> None:
         self._namespaces[node.trie.namespace].donors.remove_all(node)
         node.trie.remove(node)
-        self._num_tokens -= len(node.tokens)
+        self.num_tokens -= len(node.tokens)
 
     @property
     def num_bytes(self) -> int:
         """Estimate of all memory. Cost O(1)."""
         return (
-            TOKEN_BYTES * self._num_tokens
+            TOKEN_BYTES * self.num_tokens
             + _NODE_BYTES * len(self._ages)
-            + _DONOR_BYTES * self._size.num_donors
-            + _ENDING_BYTES * self._size.num_endings
+            + _DONOR_BYTES * self.size.num_donors
+            + _ENDING_BYTES * self.size.num_endings
             + self._num_namespace_bytes
-            + self._size.num_filter_slots
+            + self.size.num_filter_slots
         )
 
     def _evict(self) -> None:
         config = self.config
-        while self._num_tokens > config.max_index_tokens or self.num_bytes > config.max_index_bytes:
+        while self.num_tokens > config.max_index_tokens or self.num_bytes > config.max_index_bytes:
             oldest = next(iter(self._ages.values()), None)
             if oldest is None:
                 break
-            self._num_evicted += len(oldest.tokens)
+            self.num_evicted_tokens += len(oldest.tokens)
             space = self._namespaces[oldest.trie.namespace]
             self._remove_leaf(oldest)
             self._drop_if_empty(space)

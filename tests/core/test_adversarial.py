@@ -1,6 +1,6 @@
 """Inputs that are meant to hurt: no text, hash, trie or bound may make the core wrong, unsound or slow.
 
-Work is counted, not timed: tokens compared and donors looked at (`IndexStats.num_work`), names computed, paths joined.
+Work is counted, not timed: tokens compared and donors looked at (`ContentIndex.num_work`), names taken, paths joined.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def test_a_million_tokens_are_linear_work(kind: str, config: CoreConfig, most_wo
     assert hash_function.num_calls <= MILLION / 8 + 10
     hash_function.num_calls = 0
     plan = plan_of(index, text(2, 70), tokens, text(3, 9))
-    assert index.stats().num_work <= most_work * MILLION
+    assert index.num_work <= most_work * MILLION
     assert hash_function.num_calls <= MILLION / 100
     assert plan.num_computed <= most_computed
     assert len(plan.runs) <= 4
     hash_function.num_calls = 0
-    work = index.stats().num_work
+    work = index.num_work
     assert not plan_of(index, text(4, MILLION)).runs, "nothing of it was ever there"
-    assert index.stats().num_work - work <= MILLION / 100
+    assert index.num_work - work <= MILLION / 100
     assert hash_function.num_calls <= MILLION / 1_000
 
 
@@ -94,5 +94,5 @@ def test_spans_that_do_not_pay_are_looked_at_once(length: int) -> None:
     prompt = join(text(7_000, 60), *(join(body, text(20_000 + i, 5)) for i, body in enumerate(bodies)), long)
     plan = plan_of(index, prompt, options=PlanOptions(cost=cost))
     assert [run.num_tokens for run in plan.runs] == [3_998]
-    assert index.stats().num_work <= 24 * len(prompt)
+    assert index.num_work <= 24 * len(prompt)
     assert plan.dropped[DropReason.COST_GATE] <= 4 * len(bodies)

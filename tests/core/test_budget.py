@@ -52,7 +52,7 @@ def test_a_plan_is_linear_work_whatever_was_published(attack: Callable[..., Toke
     prompt = attack(index)
     num_lines = lines_executed(lambda: plan_of(index, prompt))
     assert num_lines <= ATTACKS[attack] * len(prompt) + 100_000
-    assert num_lines <= 6 * index.stats().num_work + 100_000, "nothing is done that is not counted"
+    assert num_lines <= 6 * index.num_work + 100_000, "nothing is done that is not counted"
     check(index)
 
 
@@ -172,10 +172,10 @@ def fill(kind: str, config: CoreConfig | None = None) -> ContentIndex:
 def test_the_estimate_is_what_is_allocated_and_bounds_it(kind: str) -> None:
     """With room for all, and with eviction all the time."""
     index, num_bytes = traced(lambda: fill(kind))
-    assert num_bytes / FACTOR <= index.stats().num_bytes <= num_bytes * FACTOR
+    assert num_bytes / FACTOR <= index.num_bytes <= num_bytes * FACTOR
     if kind in LONG_ENOUGH:
-        assert num_bytes <= BYTES_PER_TOKEN * index.stats().num_tokens
+        assert num_bytes <= BYTES_PER_TOKEN * index.num_tokens
     config = CoreConfig(seam_tokens=1, tail_tokens=0, max_index_bytes=200_000)
     index, num_bytes = traced(lambda: fill(kind, config))
-    assert index.stats().num_evicted_tokens > 0
+    assert index.num_evicted_tokens > 0
     assert num_bytes <= FACTOR * config.max_index_bytes

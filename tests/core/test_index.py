@@ -30,6 +30,7 @@ from tests.helpers.core_builders import (
     publish,
     publish_rows,
     rows_of,
+    sizes_of,
     spans,
     text,
 )
@@ -151,14 +152,14 @@ class IndexMachine(RuleBasedStateMachine):
         for index in self.indexes:
             index.flush()
             assert rows_of(index) == {}
-            assert index.stats().num_bytes == 0
+            assert index.num_bytes == 0
 
     @invariant()
     def both_hold_the_same_and_are_sound(self) -> None:
         for index in self.indexes:
             check(index)
         if self.indexes:
-            assert self.indexes[0].stats() == self.indexes[1].stats()
+            assert sizes_of(self.indexes[0]) == sizes_of(self.indexes[1])
             assert list(self.indexes[0]._ages) == list(self.indexes[1]._ages)
 
     def _prompt(self, data: st.DataObject) -> tuple[object, Tokens]:
@@ -244,9 +245,9 @@ def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
     """The tree evicted a path and holds it again, part of it spliced: its neighbours must not grow into that part."""
     path = text(0, 1_000)
     index = index_of(path)
-    num_donors = index.stats().num_donors
+    num_donors = index.size.num_donors
     publish_rows(index, "a", path[:700], [], spliced=[(400, 600)])
-    assert 0 < index.stats().num_donors < num_donors
+    assert 0 < index.size.num_donors < num_donors
     check(index)
     prompt = join(text(1, 50), path[100:], text(2, 9))
     assert donor_spans(plan_of(index, prompt)) == [(101, 400), (601, 1_000)]
@@ -311,7 +312,7 @@ def test_of_equal_donors_the_freshest_wins_and_the_next_one_serves_when_it_has_g
     plan = plan_of(index, prompt, resolve=only_the_first)
     assert [run.donor.tokens().tolist() for run in plan.runs] == [paths[0].tolist()]
     assert {reason.value: count for reason, count in plan.dropped.items()} == {"donor_evicted": 2}
-    assert index.stats().num_paths == 1
+    assert sum(not node.children for node in index._ages.values()) == 1
     check(index)
 
 
@@ -340,14 +341,14 @@ def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
         publish(index, branch)
     assert plan_of(index, text(50, 40), branches[0][400:], text(51, 5)).runs, "branch 0 becomes the youngest"
     publish(index, branches[3])
-    assert index.stats().num_tokens == 1_000
-    assert index.stats().num_evicted_tokens == 200
+    assert index.num_tokens == 1_000
+    assert index.num_evicted_tokens == 200
     found = [bool(plan_of(index, text(52, 40), b[400:], text(53, 5)).runs) for b in branches[:4]]
     assert found == [True, False, True, True]
     publish(index, text(60, 1_000))
-    assert index.stats().num_tokens == 1_000, "a path that just fits stays, alone"
+    assert index.num_tokens == 1_000, "a path that just fits stays, alone"
     publish(index, text(61, 1_001))
-    assert index.stats().num_tokens == index.stats().num_namespaces == 0, "a path that does not fit at all goes"
+    assert index.num_tokens == len(index._namespaces) == 0, "a path that does not fit at all goes"
     check(index)
 
 
@@ -355,11 +356,10 @@ def test_how_long_clients_name_their_namespaces_counts() -> None:
     index = ContentIndex(CoreConfig(max_index_bytes=1 << 20))
     for number in range(30):
         publish_rows(index, (None, f"{number:010}" + "s" * 50_000), text(number, 100), [(0, 100)])
-    stats = index.stats()
-    assert stats.num_namespaces == 5
-    assert 1_000_000 < stats.num_bytes <= 1 << 20
+    assert len(index._namespaces) == 5
+    assert 1_000_000 < index.num_bytes <= 1 << 20
     index.flush()
-    assert index.stats().num_bytes == 0
+    assert index.num_bytes == 0
 
 
 @pytest.mark.parametrize("prefix_len", [-1, 11])

@@ -90,14 +90,14 @@ def test_a_namespace_plans_as_if_it_were_alone(edit: str) -> None:
         publish_rows(shared, "theirs", join(text(500 + i, 40), text(i % 6, 400)), [(0, 440)])
     for i in range(12):
         prompt = join(text(900 + i, 50), text(i % 6, 400), text(i % 4, 300))
-        work = [index.stats().num_work for index in (alone, shared)]
+        work = [index.num_work for index in (alone, shared)]
         plans = [plan_of(index, prompt, namespace="mine") for index in (alone, shared)]
         assert i >= 4 or not plans[0].runs, "what others computed is not found"
         num_spliced += plans[0].num_spliced
         assert spans(plans[0]) == spans(plans[1])
         assert donor_spans(plans[0]) == donor_spans(plans[1])
         assert plans[0].dropped == plans[1].dropped
-        grown = [index.stats().num_work - before for index, before in zip((alone, shared), work, strict=True)]
+        grown = [index.num_work - before for index, before in zip((alone, shared), work, strict=True)]
         assert grown[0] == grown[1]
         for index, plan in zip((alone, shared), plans, strict=True):
             publish_rows(index, "mine", prompt, plan.gaps, spliced=spans(plan))
@@ -114,9 +114,9 @@ def test_tiny_requests_stay_within_the_bounds(number: int) -> None:
     for i in range(number):
         publish_rows(index, i % 3_000 if i % 2 else "one", ids[4 * i : 4 * i + 4], [(0, 4)])
         if i % (number // 4) == 0:
-            assert index.stats().num_bytes <= config.max_index_bytes
+            assert index.num_bytes <= config.max_index_bytes
             check(index)
-    assert index.stats().num_bytes <= config.max_index_bytes
-    before = index.stats().num_work
+    assert index.num_bytes <= config.max_index_bytes
+    before = index.num_work
     assert not plan_of(index, text(7, 4_000), namespace="one").runs
-    assert index.stats().num_work - before <= 4_000
+    assert index.num_work - before <= 4_000

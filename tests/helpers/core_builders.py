@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -162,6 +163,12 @@ class Rows:
 CONFIG = CoreConfig(
     edit="in_place", sink_tokens=8, seam_tokens=1, tail_tokens=0, min_run_tokens=6, max_donors_per_chunk=3
 )
+
+
+def sizes_of(index: ContentIndex) -> list[int]:
+    """All that an index counts."""
+    counted = index.num_tokens, index.num_bytes, index.num_evicted_tokens, index.num_work
+    return [*counted, *dataclasses.astuple(index.size), len(index._ages), len(index._namespaces)]
 
 
 def rows_of(index: ContentIndex) -> dict[Row, tuple[bool, frozenset[tuple[int, int, int]]]]:

@@ -48,6 +48,7 @@ from sglang_pic.adapter.serve.tree import PicRadixCache, adopted_again
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
 from tests.helpers.builders import make_allocator, make_planning, make_stations, make_tree, request
+from tests.helpers.core_builders import sizes_of
 from tests.helpers.host_rows import HostRows, attach_host, attach_store
 from tests.helpers.processes import join_group
 from tests.helpers.traffic import BREAK, NUM_WORDS, Traffic
@@ -451,9 +452,10 @@ class Rank:
     def state(self) -> list[object]:
         """All that later decisions depend on, without slots."""
         pins = [(pin.name, pin.tokens, pin.digest) for pin in self.pins.report().held]
+        self.index.settle()
         return [
             *(self.allocator.available_size(), self.tree.evictable_size(), pins),
-            *(repr(self.index.stats()), list(self.index._ages)),
+            *(sizes_of(self.index), list(self.index._ages)),
         ]
 
 
@@ -545,7 +547,7 @@ def run(number: int, size: int, store: str, num_steps: int, seed: int) -> None:
         drive(rank, num_steps // 2, seed, compare)
         rank.settle()
         counts += rank.counts
-        counts["evicted from the index"] += rank.index.stats().num_evicted_tokens
+        counts["evicted from the index"] += rank.index.num_evicted_tokens
     if number == 0:
         print(json.dumps(counts))
     del kept

@@ -84,7 +84,7 @@ class Accountant:
         is_idle = len(runner.req_to_token_pool.free_slots) == runner.req_to_token_pool.size and not is_copying
         walk = tree.tree_core.walk_for_kv_canary(unlocked_only=False, swa_resident_only=False)
         index = tree.publication.index
-        stats = index.stats()
+        index.settle()
         problems: list[str] = []
         if is_idle:
             problems += self._check_slots(walk.slot_indices, walk.positions)
@@ -101,8 +101,8 @@ class Accountant:
             num_pins=len(self._pins.report().held),
             num_borrowed_slots=self._num_borrowed,
             num_tree_slots=len(walk.slot_indices),
-            num_index_tokens=stats.num_tokens,
-            num_index_donors=stats.num_donors,
+            num_index_tokens=index.num_tokens,
+            num_index_donors=index.size.num_donors,
         )
 
     def _check_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> Iterator[str]:

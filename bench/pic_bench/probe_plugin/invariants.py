@@ -18,6 +18,7 @@ def check(index: ContentIndex) -> None:
     Raises:
         AssertionError: the message names the invariant and the node, donor or size that breaks it.
     """
+    index.settle()
     nodes: list[Node] = []
     for namespace, space in index._namespaces.items():
         assert space.trie.namespace == namespace, f"{namespace!r}: its trie belongs to {space.trie.namespace!r}"
@@ -109,12 +110,12 @@ def _check_donors(table: DonorTable, nodes: list[Node]) -> None:
 
 
 def _check_sizes(index: ContentIndex, nodes: list[Node]) -> None:
-    config, size = index.config, index._size
+    config, size = index.config, index.size
     tables = [space.donors for space in index._namespaces.values()]
     num_tokens = sum(len(node.tokens) for node in nodes)
-    assert num_tokens == index._num_tokens, f"{num_tokens} tokens are stored, {index._num_tokens} are counted"
+    assert num_tokens == index.num_tokens, f"{num_tokens} tokens are stored, {index.num_tokens} are counted"
     assert num_tokens <= config.max_index_tokens, f"{num_tokens} tokens stored, {config.max_index_tokens} allowed"
-    num_bytes = index.stats().num_bytes
+    num_bytes = index.num_bytes
     assert num_bytes <= config.max_index_bytes, f"{num_bytes} bytes used, {config.max_index_bytes} allowed"
     for name, counted, there in (
         ("donors", size.num_donors, sum(map(len, tables))),

@@ -172,11 +172,13 @@ def test_after_the_limit_nothing_is_planned_or_published_until_a_flush(
             assert rank.faults.report().num_faults == number + 1
     assert rank.faults.is_off
     assert rank.counted.level(SWITCHED_OFF) == 1
-    assert (rank.names, rank.num_protected(), rank.index.stats().num_nodes) == ([], 0, 0), "nothing is kept for nothing"
+    rank.index.settle()
+    assert (rank.names, rank.num_protected(), len(rank.index._ages)) == ([], 0, 0), "nothing is kept for nothing"
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING], "each is logged once"
     req = rank.publish([*PROMPT, 3])
     assert rank.eligibility.refusal(req) is Fallback.FAULTS
-    assert rank.index.stats().num_nodes == 0
+    rank.index.settle()
+    assert len(rank.index._ages) == 0
     rank.tree.reset()
     assert (rank.faults.is_off, rank.counted.level(SWITCHED_OFF)) == (False, 0)
     assert rank.faults.report().by_reason == {"fault_plan": LIMIT}
@@ -192,7 +194,8 @@ def test_a_publication_that_fails_leaves_no_rows_of_unknown_history(
         rank.publish(text(10, 100))
         assert rank.counted.by_label(FALLBACKS) == {"fault_publication": 1}
     assert rank.index.is_whole
-    assert rank.index.stats().num_nodes == 0
+    rank.index.settle()
+    assert len(rank.index._ages) == 0
     assert rank.eligibility.refusal(old) is Fallback.FAULTS, "it may have rows from before in its prefix"
     rank.end(old)
     new = rank.publish(TEXT)
@@ -214,7 +217,8 @@ def test_a_change_of_the_index_that_was_left_half_done_costs_the_index(
         req = rank.receive(PROMPT)
         rank.admit(req, 100)
     assert rank.counted.by_label(FALLBACKS) == {"fault_plan": 1}
-    assert (rank.index.is_whole, rank.index.stats().num_nodes, rank.faults.num_restarts) == (True, 0, 1)
+    rank.index.settle()
+    assert (rank.index.is_whole, len(rank.index._ages), rank.faults.num_restarts) == (True, 0, 1)
     rank.end(req)
 
 

@@ -223,14 +223,16 @@ def test_donors_beside_a_load_that_has_not_ended_are_found_on_the_host() -> None
         serve(rank, tokens)
     evict_from_tree_cache(rank.tree, POOL)
     rank.check_events()
-    known = rank.index.stats().num_tokens
+    rank.index.settle()
+    known = rank.index.num_tokens
     rank.start([*one, *words(7, 40)], {}, 0)
     assert rank.counts["loaded back"] == 600
     rank.start([*words(8, 320), *other, *words(9, 60)], {}, 0)
     assert rank.tree.ongoing_load_back
     rank.forward(rank.running[-1])
     assert rank.counts["rows read"] + rank.counts["rows fetched"] == 340 - 2 * 8, "all but sink and seam"
-    assert rank.index.stats().num_tokens == known, "what is there is not forgotten"
+    rank.index.settle()
+    assert rank.index.num_tokens == known, "what is there is not forgotten"
     rank.settle()
 
 
@@ -265,7 +267,8 @@ def test_with_a_draft_a_run_gives_its_last_token_and_no_more(draft: Draft, page_
     # The first 8 tokens repair the seam, and behind the last one stands another token here.
     assert spliced == whole - 8 - draft.lookahead
     assert rank.counts["donor_evicted"] == 0
-    assert rank.index.stats().num_tokens >= 2 * whole, "what is there is not forgotten"
+    rank.index.settle()
+    assert rank.index.num_tokens >= 2 * whole, "what is there is not forgotten"
 
 
 @pytest.mark.parametrize("draft", [NO_DRAFT, Draft(is_eagle=True)], ids=["no", "eagle"])
@@ -325,9 +328,11 @@ def test_no_row_that_came_from_a_splice_reaches_a_request_that_opted_out() -> No
 def test_a_flush_and_new_weights_forget_all_donors(forget: Callable[[Rank], None]) -> None:
     rank = Rank(1, shuffle=0)
     serve(rank, TEXT)
-    assert rank.index.stats().num_donors > 0
+    rank.index.settle()
+    assert rank.index.size.num_donors > 0
     forget(rank)
-    assert rank.index.stats().num_donors == rank.index.stats().num_tokens == 0
+    rank.index.settle()
+    assert rank.index.size.num_donors == rank.index.num_tokens == 0
 
 
 def test_rows_that_the_tree_did_not_adopt_make_no_donors() -> None:
