@@ -9,6 +9,8 @@ next turn leaves a prompt as far before its end as this one left the turn before
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,43 +26,33 @@ _MAX_TAIL: Final = 1024
 """A turn that leaves the one before it earlier than so many tokens before its end is another branch."""
 _NEAR: Final = 128
 """A prompt that parts from an earlier one so soon behind a place would have used a state there."""
-_BASE: Final = 0x9E3779B97F4A7C15
-_INVERSE: Final = pow(_BASE, -1, 1 << 64)
+_BASE: Final = np.uint64(0x9E3779B97F4A7C15)
+_INVERSE: Final = np.uint64(pow(int(_BASE), -1, 1 << 64))
 
 
-class Place(NamedTuple):
-    """A place where the prompt may be left."""
-
-    position: int
-    """On the grid, behind the prompt's own state."""
-    gain: float
-    """Prompt tokens that a state here is expected to save, less those that the state at the pass's end would have."""
-
-
+@dataclass(slots=True)
 class _Share:
     """How often something was so, as a probability; one half before anything is known."""
 
-    __slots__ = ("_num_all", "_num_true")
-
-    def __init__(self) -> None:
-        self._num_true, self._num_all = 1, 2
+    num_true: int = 1
+    num_all: int = 2
 
     def add(self, is_true: bool) -> None:
-        self._num_true += is_true
-        self._num_all += 1
+        self.num_true += is_true
+        self.num_all += 1
 
     @property
     def value(self) -> float:
-        return self._num_true / self._num_all
+        return self.num_true / self.num_all
 
 
+@dataclass(slots=True)
 class _Known:
     """A place by the words before it, and how often prompts parted there on how many paths."""
 
-    __slots__ = ("num_parted", "num_paths", "words")
-
-    def __init__(self, words: bytes) -> None:
-        self.words, self.num_parted, self.num_paths = words, 0, 1
+    words: bytes
+    num_parted: int = 0
+    num_paths: int = 1
 
 
 class _Prompt(NamedTuple):
@@ -99,11 +91,8 @@ class Checkpoints:
             A multiple of the grid behind `state_len`, or None for where passes end.
         """
         parted, learnt = self._learn(prompt, namespace)
-        places = self._places(learnt, state_len, parted)
-        best = max(places, key=lambda place: (place.gain, place.position), default=None)
-        if best is None or best.gain <= 0:
-            return branch
-        return best.position
+        gain, position = max(self._gains(learnt, state_len, parted), default=(0.0, 0))
+        return position if gain > 0 else branch
 
     def _learn(self, prompt: Tokens, namespace: int) -> tuple[int, _Prompt]:
         """Where the prompt parted from the nearest earlier one (0 for nowhere), and what is remembered of it."""
@@ -134,8 +123,11 @@ class Checkpoints:
         self._known.move_to_end(name)
         known.num_parted += 1
 
-    def _places(self, prompt: _Prompt, state_len: int, parted: int) -> list[Place]:
-        """The places that may pay."""
+    def _gains(self, prompt: _Prompt, state_len: int, parted: int) -> Iterator[tuple[float, int]]:
+        """`(gain, position)` of each place where the prompt may be left, on the grid and behind its own state.
+
+        The gain: prompt tokens that a state there is expected to save, less those of the state at the pass's end.
+        """
         num_tokens, tail = len(prompt.tokens), prompt.tail
         end = num_tokens - num_tokens % self._grid
         found: dict[int, float] = {}
@@ -149,47 +141,31 @@ class Checkpoints:
             elif position != parted and parted - position <= _NEAR:
                 known.num_parted += 1
             found[position] = max(found.get(position, 0.0), known.num_parted / known.num_paths)
-        places = []
         for position, times in found.items():
             at = position - position % self._grid
             if at > state_len:
                 in_last = (at - state_len - 1) // self._chunk_len == (num_tokens - state_len - 1) // self._chunk_len
                 lost = ends * (end - at) if in_last else 0.0
-                places.append(Place(at, times * (at - state_len) - lost))
-        return places
+                yield times * (at - state_len) - lost, at
 
-    def _find(self, remembered: _Prompt, state_len: int) -> list[tuple[int, _Known]]:
+    def _find(self, remembered: _Prompt, state_len: int) -> Iterator[tuple[int, _Known]]:
         """The known places behind the state, with their positions."""
         prompt = remembered.tokens
         start = max(0, state_len - _WORDS + 1)
         if not self._known or len(prompt) - start < _WORDS:
-            return []
+            return
         names = _names(prompt[start:]) ^ np.uint64(remembered.namespace)
         hits = np.flatnonzero(np.isin(names, np.fromiter(self._known, np.uint64, len(self._known))))
-        found = []
         for at in hits.tolist():
             known = self._known[int(names[at])]
             position = start + at + _WORDS
             if position < len(prompt) and prompt[position - _WORDS : position].tobytes() == known.words:
-                found.append((position, known))
-        return found
+                yield position, known
 
 
 def _names(tokens: Tokens) -> NDArray[np.uint64]:
     """A hash of each `_WORDS` tokens: `[num_tokens - _WORDS + 1]`; one that moves names them alike at every place."""
-    powers, inverses = _powers(len(tokens))
+    powers, inverses = (np.cumprod(np.full(len(tokens), base), dtype=np.uint64) for base in (_BASE, _INVERSE))
     sums = np.zeros(len(tokens) + 1, dtype=np.uint64)
     np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * powers, out=sums[1:])
     return (sums[_WORDS:] - sums[:-_WORDS]) * inverses[: len(tokens) - _WORDS + 1]
-
-
-_TABLES: Final[list[NDArray[np.uint64]]] = [np.ones(1, dtype=np.uint64), np.ones(1, dtype=np.uint64)]
-
-
-def _powers(count: int) -> list[NDArray[np.uint64]]:
-    """The first powers of the base and of its inverse modulo 2^64."""
-    while len(_TABLES[0]) < count:
-        for i, base in enumerate((_BASE, _INVERSE)):
-            factor = np.uint64(pow(base, len(_TABLES[i]), 1 << 64))
-            _TABLES[i] = np.concatenate([_TABLES[i], _TABLES[i] * factor])
-    return [table[:count] for table in _TABLES]
