@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -18,41 +19,29 @@ from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.tokens import Tokens
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """Tokens `[start, end)` of every path through it; the unit of eviction.
 
-    `parent` is None for a root and for a removed node. `eligible` and `approximate` (spliced rows, and rows computed
-    after them) are absolute positions, ascending, disjoint, not touching. `donors` belongs to the donor table: the
-    donors whose last token is here. `generations` are `(position, number)`, both ascending: rows from the position on
-    depend on at least so many changed fields. `num_pins` counts the pinned paths through the node.
+    Spans are absolute positions, ascending, disjoint, not touching.
     """
 
-    __slots__ = (
-        "approximate",
-        "children",
-        "donors",
-        "eligible",
-        "generations",
-        "num_pins",
-        "parent",
-        "serial",
-        "start",
-        "tokens",
-        "trie",
-    )
-
-    def __init__(self, trie: Trie, serial: int, parent: Node | None, start: int, tokens: Tokens) -> None:
-        self.trie = trie
-        self.serial = serial
-        self.parent = parent
-        self.start = start
-        self.tokens = tokens
-        self.children: dict[int, Node] = {}
-        self.eligible: list[Span] = []
-        self.approximate: list[Span] = []
-        self.donors: list[int] = []
-        self.generations: list[tuple[int, int]] = []
-        self.num_pins = 0
+    trie: Trie
+    serial: int
+    parent: Node | None
+    """None for a root and for a removed node."""
+    start: int
+    tokens: Tokens
+    children: dict[int, Node] = field(default_factory=dict)
+    eligible: list[Span] = field(default_factory=list)
+    approximate: list[Span] = field(default_factory=list)
+    """Spliced rows, and rows computed after them."""
+    donors: list[int] = field(default_factory=list)
+    """The donor table's: those whose last token is here."""
+    generations: list[tuple[int, int]] = field(default_factory=list)
+    """`(position, number)`, both ascending: rows from the position on depend on at least so many changed fields."""
+    num_pins: int = 0
+    """Pinned paths through the node."""
 
     @property
     def end(self) -> int:
