@@ -83,10 +83,6 @@ class Chunker:
         near = _delimiter_positions(tokens, low, position, delimiters)
         return near[-1] if near else low
 
-    def name(self, data: memoryview, start: int, end: int) -> int:
-        """The name of chunk `[start, end)` of the tokens whose bytes are `data`."""
-        return self._hash(data[TOKEN_BYTES * start : TOKEN_BYTES * end])
-
     def names(self, tokens: Tokens, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
         """The names of the chunks that begin at `starts` and end at `ends`."""
         data, named = tokens.data.cast("B"), self._hash

@@ -345,14 +345,11 @@ class ContentIndex:
             if node.start < position:
                 self._split(self._namespaces[node.trie.namespace], node, position)
                 (node,) = node.children.values()
-            self._remove_subtree(node)
-
-    def _remove_subtree(self, node: Node) -> None:
-        order = [node]
-        for each in order:
-            order.extend(each.children.values())
-        for each in reversed(order):
-            self._remove_leaf(each)
+            subtree = [node]
+            for each in subtree:
+                subtree.extend(each.children.values())
+            for each in reversed(subtree):
+                self._remove_leaf(each)
 
     def _remove_leaf(self, node: Node) -> None:
         self._namespaces[node.trie.namespace].donors.remove_all(node)

@@ -96,11 +96,8 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 
 def has_bolder_preset(policy: ReusePolicy, other: ReusePolicy) -> bool:
     """Whether a policy's preset is bolder than the other's."""
-    return _boldness(policy) > _boldness(other)
-
-
-def _boldness(policy: ReusePolicy) -> int:
-    return list(PRESETS).index(policy.preset)
+    presets = [*PRESETS]
+    return presets.index(policy.preset) > presets.index(other.preset)
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
