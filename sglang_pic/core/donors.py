@@ -14,9 +14,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from sglang_pic.core import token_loops
 from sglang_pic.core.chunker import HashFunction
-from sglang_pic.core.ending_filter import EndingFilter, ending_hashes
-from sglang_pic.core.token_loops import ENDING_LEN
+from sglang_pic.core.ending_filter import EndingFilter
+from sglang_pic.core.token_loops import ENDING_LEN, Hashes
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens
 from sglang_pic.core.trie import Node
 
@@ -69,29 +70,21 @@ class DonorTable:
 
     def add(self, ending: int, name: int, node: Node, start: int, length: int) -> None:
         """Make `[start, start + length)` of the path to `node` the freshest donor of its chunk, unless it is one."""
-        names, starts, nodes, following = self.names, self.starts, self.nodes, self._next
-        donors, same = [], []
-        donor = self.heads.get(ending, NONE)
-        while donor != NONE:
-            donors.append(donor)
-            if names[donor] == name:
-                if starts[donor] == start and nodes[donor] is node:
-                    return
-                same.append(donor)
-            donor = following[donor]
+        donors = self.of(ending)
+        same = [donor for donor in donors if self.names[donor] == name]
+        if any(self.starts[donor] == start and self.nodes[donor] is node for donor in same):
+            return
         if len(same) >= self.max_per_name:
             self.remove(self._least_wanted(same))
         elif len(donors) >= MAX_DONORS_PER_ENDING:
             self.remove(self._least_wanted(donors))
         head = self.heads.get(ending, NONE)
-        donor = self._free.pop() if self._free else self._take_slots(1)[0]
+        (donor,) = self._take_slots(1)
         if head == NONE:
             self._admit(np.array([ending], np.uint32), [donor])
-        nodes[donor], starts[donor], names[donor] = node, start, name
-        self.lengths[donor], self.endings[donor], self._places[donor] = length, ending, len(node.donors)
-        node.donors.append(donor)
-        following[donor] = head
-        self.heads[ending] = donor
+        self.starts[donor], self.lengths[donor], self.names[donor] = start, length, name
+        self.endings[donor], self._next[donor], self.heads[ending] = ending, head, donor
+        self._hold(node, [donor])
         self._size.num_donors += 1
 
     def add_all(
@@ -100,7 +93,7 @@ class DonorTable:
         starts: npt.NDArray[np.int32],
         ends: npt.NDArray[np.int32],
         names: Sequence[int],
-        endings: npt.NDArray[np.uint32],
+        endings: Hashes,
     ) -> None:
         """As `add`, one after the other, for places `[start, end)` of a path, ascending."""
         if not names:
@@ -135,7 +128,7 @@ class DonorTable:
         places lie inside a run and are skipped.
         """
         first = max(0, start + 1 - ENDING_LEN)
-        hashes = ending_hashes(tokens[first:end])
+        hashes = token_loops.hash_endings(tokens[first:end])
         places = self.filter.candidates(hashes)
         return (places + (first + ENDING_LEN)).data, hashes[places].data
 
@@ -238,17 +231,12 @@ class DonorTable:
             place += 1
         node.donors += donors
 
-    def _admit(self, endings: npt.NDArray[np.uint32], donors: Sequence[int]) -> None:
+    def _admit(self, endings: Hashes, donors: Sequence[int]) -> None:
         """Make donors the first ones of their endings."""
-        num_added = 0
-        while num_added < len(donors):
-            num_taken = self.filter.add(endings[num_added:])
-            stop = num_added + num_taken
-            self.heads.update(zip(endings[num_added:stop].tolist(), donors[num_added:stop], strict=True))
-            num_added = stop
-            if num_added < len(donors):
-                self._rebuild_filter()
+        self.heads.update(zip(endings.tolist(), donors, strict=True))
         self._size.num_endings += len(donors)
+        if not self.filter.add(endings):
+            self._rebuild_filter()
 
     def _rebuild_filter(self) -> None:
         before = self.filter.num_slots

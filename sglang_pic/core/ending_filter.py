@@ -11,21 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_pic.core import token_loops
-from sglang_pic.core.tokens import Tokens
+from sglang_pic.core.token_loops import Hashes
 
-EndingHashes = npt.NDArray[np.uint32]
-
-# A filter has 16 to 64 slots of eight bits for every ending added to it: 2 to 6 % of positions find a slot that is not
+# A filter has 16 to 48 slots of eight bits for every ending added to it: 2 to 6 % of positions find a slot that is not
 # empty, an eighth of them a set bit. Each of those costs a dictionary look-up.
 _SLOTS_PER_ENDING = 16
 _BIT = np.uint32(7)
 _MIN_BITS = 10
 _MAX_BITS = 28
-
-
-def ending_hashes(tokens: Tokens) -> EndingHashes:
-    """Hash `i` is that of `tokens[i : i + ENDING_LEN]`: `[max(0, len - ENDING_LEN + 1)]`. About .5 ns a token."""
-    return token_loops.hash_endings(tokens)
 
 
 class EndingFilter:
@@ -36,43 +29,38 @@ class EndingFilter:
     """
 
     def __init__(self) -> None:
-        self._num_added = 0
-        self._reset(0)
+        self.rebuild(np.empty(0, np.uint32))
 
     @property
     def num_slots(self) -> int:
         """Size, in slots of one byte."""
         return len(self._slots)
 
-    def add(self, endings: EndingHashes) -> int:
-        """Add ending hashes; returns how many were added. The rest need a `rebuild` first."""
-        is_largest = len(self._slots) >= 1 << _MAX_BITS
-        room = len(endings) if is_largest else max(0, -(-len(self._slots) // _SLOTS_PER_ENDING) - self._num_added)
-        self._set(endings[:room])
-        self._num_added += min(room, len(endings))
-        return min(room, len(endings))
+    def add(self, endings: Hashes) -> bool:
+        """Add ending hashes; False, and none is added, if there is no room: then the owner calls `rebuild`."""
+        self._num_added += len(endings)
+        has_room = self._num_added * _SLOTS_PER_ENDING <= len(self._slots) or len(self._slots) == 1 << _MAX_BITS
+        if has_room:
+            self._set(endings)
+        return has_room
 
     def is_stale(self, num_endings: int) -> bool:
         """Whether more endings have been removed since the last rebuild than the `num_endings` that are left."""
         return self._num_added > 2 * num_endings + 64
 
-    def rebuild(self, endings: npt.NDArray[np.uint32]) -> None:
-        """Replace the set by `endings`, with room for as many again. Cost O(len(endings))."""
-        self._reset(len(endings))
-        self._set(endings)
+    def rebuild(self, endings: Hashes) -> None:
+        """Replace the set by `endings`, with room for half as many again. Cost O(len(endings))."""
+        wanted = (len(endings) * _SLOTS_PER_ENDING * 3 // 2 - 1).bit_length()
+        bits = min(_MAX_BITS, max(_MIN_BITS, wanted))
+        self._shift, self._slots = 32 - bits, np.zeros(1 << bits, dtype=np.uint8)
         self._num_added = len(endings)
+        self._set(endings)
 
-    def candidates(self, hashes: EndingHashes) -> npt.NDArray[np.int64]:
+    def candidates(self, hashes: Hashes) -> npt.NDArray[np.int64]:
         """Indices of the hashes that may be in the set, ascending."""
         return token_loops.find_set(hashes, self._slots, self._shift)
 
-    def _reset(self, num_endings: int) -> None:
-        wanted = (2 * num_endings * _SLOTS_PER_ENDING - 1).bit_length() if num_endings else 0
-        bits = min(_MAX_BITS, max(_MIN_BITS, wanted))
-        self._shift = 32 - bits
-        self._slots = np.zeros(1 << bits, dtype=np.uint8)
-
-    def _set(self, endings: EndingHashes) -> None:
+    def _set(self, endings: Hashes) -> None:
         slots = (endings >> np.uint32(self._shift)).astype(np.int64)
         # The low bits of the hash choose the bit, the high ones the slot.
         np.bitwise_or.at(self._slots, slots, np.left_shift(1, endings & _BIT).astype(np.uint8))

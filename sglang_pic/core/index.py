@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sglang_pic.core import token_loops
 from sglang_pic.core.chunker import Chunker, HashFunction, xxh3_name
 from sglang_pic.core.core_config import CoreConfig
 from sglang_pic.core.donors import DonorTable, TableSize
-from sglang_pic.core.ending_filter import ending_hashes
 from sglang_pic.core.exactness import Exactness, exactness_of, mark_approximate
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.plan import Plan, PlanOptions
@@ -327,7 +327,7 @@ class ContentIndex:
                 is_early = [_count(seen, name) <= _MAX_DONORS_PER_PUBLICATION for name in names]
                 starts, ends = starts[is_early], ends[is_early]
                 names = [*compress(names, is_early)]
-            endings = ending_hashes(tokens[cut_from:last])[ends - (ENDING_LEN + cut_from)]
+            endings = token_loops.hash_endings(tokens[cut_from:last])[ends - (ENDING_LEN + cut_from)]
             space.donors.add_all(path, starts, ends, names, endings)
 
     def _forget(self, node: Node, position: int) -> None:

@@ -11,10 +11,10 @@ from fastcdc import fastcdc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_pic.core import CoreConfig, Tokens, as_tokens
+from sglang_pic.core import CoreConfig, Tokens, as_tokens, token_loops
 from sglang_pic.core.chunker import Chunker, xxh3_name
 from sglang_pic.core.donors import DonorTable, TableSize
-from sglang_pic.core.ending_filter import EndingFilter, ending_hashes
+from sglang_pic.core.ending_filter import EndingFilter
 from sglang_pic.core.token_loops import ENDING_LEN
 from sglang_pic.core.trie import Trie
 from tests.helpers.core_builders import join, text
@@ -122,7 +122,7 @@ def naive_ending(window: list[int]) -> int:
 def test_ending_hashes_are_those_of_every_window(tokens: Tokens) -> None:
     ids = tokens.tolist()
     windows = [ids[i : i + ENDING_LEN] for i in range(len(ids) - ENDING_LEN + 1)]
-    hashes = ending_hashes(tokens)
+    hashes = token_loops.hash_endings(tokens)
     assert hashes.dtype == np.uint32
     assert hashes.tolist() == [naive_ending(window) for window in windows]
     assert tokens.tolist() == ids, "the input is left as it is"
@@ -135,7 +135,7 @@ def test_the_rate_of_false_positives_is_bounded(num_endings: int) -> None:
     endings = rng.integers(0, MASK, num_endings, dtype=np.uint32)
     found = EndingFilter()
     found.rebuild(endings)
-    unseen = ending_hashes(text(num_endings, 100_000))
+    unseen = token_loops.hash_endings(text(num_endings, 100_000))
     for hashes in (unseen, rng.integers(0, MASK, 100_000, dtype=np.uint32)):
         assert len(found.candidates(hashes)) / len(hashes) <= 1 / 32 + 0.002
     assert found.candidates(endings).tolist() == list(range(num_endings))

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pic_bench.probe_plugin.invariants import check
 
-from sglang_pic.core import ContentIndex, CoreConfig, Tokens
+from sglang_pic.core import ContentIndex, CoreConfig, Tokens, load_loops, token_loops
 from sglang_pic.core.chunker import HashFunction, xxh3_name
-from sglang_pic.core.ending_filter import EndingHashes, ending_hashes
+from sglang_pic.core.token_loops import Hashes
 from tests.helpers.core_builders import CLOSE, DELIMITERS, donor_spans, join, plan_of, publish_rows, spans, text
 
 CONFIG = CoreConfig(
@@ -38,11 +38,13 @@ def endings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == 32:
         return
 
-    def hashes(tokens: Tokens) -> EndingHashes:
-        return (ending_hashes(tokens) & np.uint32((1 << request.param) - 1)) * np.uint32(0x9E3779B1)
+    load_loops()
+    whole = token_loops.hash_endings
 
-    for module in ("sglang_pic.core.index", "sglang_pic.core.donors", "pic_bench.probe_plugin.invariants"):
-        monkeypatch.setattr(f"{module}.ending_hashes", hashes)
+    def hashes(tokens: Tokens) -> Hashes:
+        return (whole(tokens) & np.uint32((1 << request.param) - 1)) * np.uint32(0x9E3779B1)
+
+    monkeypatch.setattr(token_loops, "hash_endings", hashes)
 
 
 @pytest.mark.usefixtures("endings")

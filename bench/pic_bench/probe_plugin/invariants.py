@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from sglang_pic.core import token_loops
 from sglang_pic.core.donors import MAX_DONORS_PER_ENDING, NONE, DonorTable
-from sglang_pic.core.ending_filter import ending_hashes
 from sglang_pic.core.index import ContentIndex
 from sglang_pic.core.spans import merge_spans
 from sglang_pic.core.token_loops import ENDING_LEN
@@ -101,7 +101,9 @@ def _check_donors(table: DonorTable, nodes: list[Node]) -> None:
             assert node.start < end <= node.end, f"{where}: its last token lies elsewhere"
             assert node.eligible_around(end - 1) is not None, f"{where}: its last token is not eligible"
             chunk = tokens_before(node, end, table.lengths[donor])
-            assert int(ending_hashes(chunk[-ENDING_LEN:])[0]) == table.endings[donor], f"{where}: its ending is another"
+            assert int(token_loops.hash_endings(chunk[-ENDING_LEN:])[0]) == table.endings[donor], (
+                f"{where}: its ending is another"
+            )
             assert table.hash_function(chunk.data.cast("B")) == table.names[donor], f"{where}: its name is another"
     assert num_held == len(table), f"{len(table)} donors are counted, nodes hold {num_held}"
     num_pointing = sum(1 for node in table.nodes if node is not None)
