@@ -12,6 +12,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from pic_bench.check.judging import Pair, _wrong
 
 from sglang_pic.cli import main
 from tests.helpers.replay_server import Handler, QuietServer
@@ -141,6 +142,21 @@ def test_a_cache_that_is_wrong_for_parts_of_prompts_alone_is_found(check: Check)
 
 def test_a_noisy_server_needs_more_to_be_called_wrong(check: Check) -> None:
     assert check(noise=0.6)[0] == 0
+
+
+def test_noise_without_logprobs_is_called_wrong_as_seldom_as_is_said() -> None:
+    """Calls that are sent from the cache twice must not count their noise twice."""
+    rng, called_wrong = random.Random(0), 0
+
+    def pairs(differ: list[bool]) -> list[Pair]:
+        fields = {"session_id": "s", "kl": None, "at": None, "prompt_tokens": 9, "cached_tokens": 8}
+        return [Pair(call=call, is_same=not each, **fields) for call, each in enumerate(differ)]
+
+    for _ in range(200):
+        cold, *others = ([rng.random() < 0.3 for _ in range(100)] for _ in range(4))
+        noise, again, grown = (pairs([a != b for a, b in zip(cold, each, strict=True)]) for each in others)
+        called_wrong += bool(_wrong(noise, [again, grown], None))
+    assert called_wrong <= 6
 
 
 def test_a_server_that_caches_nothing_is_not_checked(check: Check) -> None:

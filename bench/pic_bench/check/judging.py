@@ -46,7 +46,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         again: cold beside cached as a whole.
         grown: cold beside cached as far as the session's earlier calls go.
         limit: the KL in nats beyond which a pair of `again` or `grown` is wrong; None without logprobs.
-        wrong: these pairs; without logprobs all whose answers differ, if these are more than noise has.
+        wrong: these pairs; without logprobs those of `again`, or of `grown`, that differ, if more do than of noise.
     """
 
     base_url: str
@@ -85,7 +85,7 @@ def judge(sender: Sender, sendings: Sequence[Sendings], *, base_url: str, trace:
         again=again,
         grown=grown,
         limit=limit,
-        wrong=_wrong(noise, [*again, *grown], limit),
+        wrong=_wrong(noise, [again, grown], limit),
     )
 
 
@@ -135,17 +135,20 @@ def _pair(sendings: Sendings, base: Sent, other: Sent) -> Pair:
     )
 
 
-def _wrong(noise: Sequence[Pair], cached: Sequence[Pair], limit: float | None) -> list[Pair]:
+def _wrong(noise: Sequence[Pair], kinds: Sequence[Sequence[Pair]], limit: float | None) -> list[Pair]:
     if limit is not None:
-        return [pair for pair in cached if pair.kl is not None and pair.kl > limit]
-    noisy = {(pair.session_id, pair.call) for pair in noise if not pair.is_same}
-    differing = [pair for pair in cached if not pair.is_same]
-    only_cached = {(pair.session_id, pair.call) for pair in differing} - noisy
-    only_noise = noisy - {(pair.session_id, pair.call) for pair in differing}
-    either = len(only_cached) + len(only_noise)
-    if not either or binomtest(len(only_cached), either, alternative="greater").pvalue > _MOST_LIKELY:
-        return []
-    return differing
+        return [pair for pairs in kinds for pair in pairs if pair.kl is not None and pair.kl > limit]
+    # NOTE: each kind by itself: a call that was sent from the cache twice has two chances to differ, its noise has one.
+    level = _MOST_LIKELY / max(1, sum(map(bool, kinds)))
+    return [pair for pairs in kinds if _differs_more(noise, pairs, level) for pair in pairs if not pair.is_same]
+
+
+def _differs_more(noise: Sequence[Pair], cached: Sequence[Pair], level: float) -> bool:
+    """Whether cached answers differ in more calls than noise does in these: an exact test of the calls of one alone."""
+    calls = {(pair.session_id, pair.call) for pair in cached}
+    differing, noisy = ({(p.session_id, p.call) for p in pairs if not p.is_same} & calls for pairs in (cached, noise))
+    either = len(differing ^ noisy)
+    return bool(either) and binomtest(len(differing - noisy), either, alternative="greater").pvalue <= level
 
 
 def _kls(pairs: Sequence[Pair]) -> list[float]:
