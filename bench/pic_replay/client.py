@@ -32,6 +32,7 @@ class StreamReply:
 
     Clocks are `time.monotonic()` values. `first_token_at` is when the first event with output arrived: text, a tool
     call, reasoning or logprobs; where there is none (the model ended at once), the event with the finish reason.
+    `text` has all of these texts, those of tool calls too.
     """
 
     connect_at: float | None = None
@@ -161,14 +162,20 @@ def _take_event(reply: StreamReply, data: bytes, now: float) -> None:
 
 def _take_choice(reply: StreamReply, choice: dict[str, JsonValue], now: float) -> None:
     delta = as_type(choice.get("delta"), dict[str, JsonValue]) or {}
-    texts = [text for key in ("reasoning_content", "content") if (text := as_type(delta.get(key), str))]
+    calls = as_type(delta.get("tool_calls"), list[dict[str, JsonValue]]) or []
+    functions = [as_type(call.get("function"), dict[str, JsonValue]) or {} for call in calls]
+    told = [delta.get("reasoning_content"), delta.get("content")]
+    told += [function.get(key) for function in functions for key in ("name", "arguments")]
+    texts = [text for one in told if (text := as_type(one, str))]
     logprobs = as_type(choice.get("logprobs"), dict[str, JsonValue]) or {}
     entries = as_type(logprobs.get("content"), list[dict[str, JsonValue]]) or []
     reason = as_type(choice.get("finish_reason"), str)
     reply.text += texts
     reply.logprobs += entries
     reply.finish_reason = reason or reply.finish_reason
+    if reason == "abort":
+        reply.error = "the server aborted the request"
     ends_unseen = reason is not None and reply.first_token_at is None
-    if texts or entries or delta.get("tool_calls") or ends_unseen:
+    if texts or entries or calls or ends_unseen:
         reply.first_token_at = reply.first_token_at or now
         reply.last_token_at = now

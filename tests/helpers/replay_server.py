@@ -33,7 +33,8 @@ DECODE_S = 0.05
 class FakeServer:
     """Counts a word as a token and reports half of a prompt as prefix hit and a quarter as chunk hit.
 
-    Words in a prompt steer it: `FAIL` gives HTTP 500, `BREAK` cuts the stream, `HANG` waits for `release`.
+    Words in a prompt steer it: `FAIL` gives HTTP 500, `BREAK` cuts the stream, `HANG` waits for `release`, `ABORT` ends
+    as a request that somebody aborted, `CALL` calls a tool with the prompt as its argument.
     """
 
     context_len: int = 300
@@ -108,6 +109,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        if "ABORT" in last:
+            return self.end(body, tokens, {"delta": {}, "finish_reason": "abort"})
+        if "CALL" in last:
+            call = {"index": 0, "function": {"name": "ask", "arguments": json.dumps({"of": last})}}
+            return self.end(body, tokens, {"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"})
         self.stream(body, tokens, broken="BREAK" in last)
 
     def event(self, value: object) -> None:
@@ -128,7 +134,10 @@ class Handler(BaseHTTPRequestHandler):
                 return
             if number < 2:
                 time.sleep(self.fake.decode_s)
-        self.event(choice(delta={}, finish_reason="length"))
+        self.end(body, tokens, {"delta": {}, "finish_reason": "length"})
+
+    def end(self, body: dict[str, Any], tokens: int, choice: dict[str, object]) -> None:
+        self.event({"id": "r1", "choices": [{"index": 0, **choice}]})
         if body.get("return_output_ids_in_sglext"):
             details = {"device": tokens // 2 + tokens // 4, "host": 0, "pic": tokens // 4}
             self.event({"choices": [], "sglext": {"output_ids": [[1, 2, 3]], "cached_tokens_details": details}})

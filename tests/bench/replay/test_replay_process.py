@@ -152,6 +152,14 @@ def test_any_openai_server_will_do(fake: FakeServer, replay: Replay) -> None:
     assert set(fake.trace_calls()[0]) == known
 
 
+def test_an_aborted_request_has_failed_and_a_tool_call_is_an_answer(replay: Replay) -> None:
+    """An aborted one would count as very fast, and all answers that call tools alone as the same."""
+    aborted, *calls = by_call(replay({"a": ["ABORT"], "b": ["CALL x"], "c": ["CALL y"]})).values()
+    assert (aborted.status, aborted.error) == (Status.FAILED, "the server aborted the request")
+    assert [one.output_text for one in calls] == ['ask{"of": "CALL x"}', 'ask{"of": "CALL y"}']
+    assert all(one.status is Status.OK and one.ttft_s for one in calls)
+
+
 def test_a_run_is_not_overwritten_unless_forced(fake: FakeServer, replay: Replay, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "server.log").write_text("kept")
