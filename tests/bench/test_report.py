@@ -169,6 +169,16 @@ def test_arms_are_compared_with_stock_and_the_floor_is_stock_without_a_cache(tmp
     assert summary.floor == summary.comparisons[2]
 
 
+def test_stock_without_a_cache_is_never_what_stock_computes(tmp_path: Path) -> None:
+    """Beside it every cache would look good, prefix hits alone too."""
+    summary = report(tmp_path / "three", "stock-cold", "stock", "pic").summary
+    assert (summary.paired, summary.noise_floor) == (summary.comparisons[1], "stock-cold")
+    assert {pair.baseline for pair in summary.comparisons} == {"stock"}
+    for number, arms in enumerate((("stock-cold", "pic"), ("pic", "stock-cold"))):
+        summary = report(tmp_path / f"{number}", *arms).summary
+        assert (summary.paired, summary.noise_floor, len(summary.comparisons)) == (None, None, 1)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="sglang-pic compare --out"):
         write_all(tmp_path)

@@ -101,12 +101,14 @@ def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, a
 def compare_all(measured: Measured, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
     """The measurements, with the arms compared by their records."""
     kinds = {name: arm.kind for name, arm in measured.arms.items()}
-    base = next((name for name, kind in kinds.items() if kind.is_stock), next(iter(kinds)))
+    # Not stock-cold: nobody serves agents without a prefix cache.
+    stock = [name for name, kind in kinds.items() if kind in {ArmKind.STOCK, ArmKind.STOCK_AGAIN}]
+    base = [*stock, *kinds][0]
     others = [name for name in kinds if name != base]
     comparisons = {name: compare_arms(base, records[base], name, records[name]) for name in others}
-    patched = [name for name in others if kinds[name] is ArmKind.PIC] if kinds[base].is_stock else []
+    patched = [name for name in others if kinds[name] is ArmKind.PIC] if stock else []
     # Prefix hits alone change stock's answers: stock with none of them is the better floor of the two.
-    floors = [name for name in others if kinds[name].is_stock]
+    floors = [name for name in others if kinds[name].is_stock] if stock else []
     floors.sort(key=lambda name: kinds[name] is not ArmKind.STOCK_COLD)
     return Summary(
         **msgspec.structs.asdict(measured),

@@ -139,9 +139,9 @@ class Summary(Measured, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """summary.json of a comparison."""
 
     paired: Paired | None = None
-    """Of `comparisons` that of the first patched arm with stock."""
+    """Of `comparisons` that of the first patched arm with stock, if that has a prefix cache."""
     comparisons: list[Paired] = []
-    """Every other arm against the first stock arm, or against the first arm where none is stock."""
+    """Every other arm against the first stock arm with a prefix cache, or the first arm where there is none."""
     noise_floor: str | None = None
 
     @property
