@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import get_args
@@ -14,7 +14,7 @@ from pic_traces.clock import split_clock
 from pic_traces.custom import CustomReader, add_reader_argument, custom_reader
 from pic_traces.encode import model_folder
 from pic_traces.logs import Passed
-from pic_traces.source import TRACE_HELP
+from pic_traces.source import TRACE_HELP, log_files
 from tqdm import tqdm
 
 from sglang_pic.census.outcome import Outcome
@@ -84,18 +84,34 @@ def check_inputs(args: argparse.Namespace) -> CustomReader | None:
     """Check the arguments, and return what --reader names.
 
     Raises:
-        ConfigError: a limit is not positive, or a file is named twice.
+        ConfigError: a limit is not positive, or a log is named twice.
         OptionError: --reader names no function.
     """
     for name in ("limit_sessions", "limit_calls"):
         value = getattr(args, name, None)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')}={value!r}: must be 1 or more; leave it out to read all.")
-    paths = [(clock[:5], seed, Path(rest).expanduser().resolve()) for clock, seed, rest in map(split_clock, args.files)]
-    for file, path in zip(args.files, paths, strict=True):
-        if paths.count(path) > 1:
-            raise ConfigError(f"FILE={file!r}: is named twice; name it once, or all of it would count as prefix hits.")
-    return custom_reader(args.reader)
+    reader = custom_reader(args.reader)
+    check_named_once(args.files, reader)
+    return reader
+
+
+def check_named_once(files: Sequence[str], reader: CustomReader | None = None) -> None:
+    """Check that no log is read twice, by its own name and by that of a folder.
+
+    Raises:
+        ConfigError: one is.
+    """
+    seen = set[tuple[str, int, Path]]()
+    for file in files:
+        clock, seed, rest = split_clock(file)
+        path = Path(rest).expanduser()
+        paths = log_files(path, has_reader=reader is not None) if path.is_dir() else [path]
+        found = {(clock[:5], seed, one.resolve()) for one in paths}
+        if twice := seen & found:
+            name = file if len(paths) == 1 else f"{min(twice)[2]}"
+            raise ConfigError(f"{name!r}: is named twice; name it once, or all of it would count as prefix hits.")
+        seen |= found
 
 
 def output_of(args: argparse.Namespace, what: str) -> Path:

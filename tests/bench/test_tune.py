@@ -291,3 +291,12 @@ def test_a_server_is_asked_while_it_is_idle_and_again_where_a_user_came(tmp_path
 def test_values_that_mean_nothing_are_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     assert main(["tune", "sample:agents", "--model", "m", "--out", str(tmp_path / "run"), *words]) == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_a_log_that_is_named_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each session would come again, lose nothing as an exact hit, and count as another one."""
+    log, where = tmp_path / "log.jsonl", ["--model", str(tmp_path), "--out", str(tmp_path / "run")]
+    log.write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    for twice in (log, tmp_path):
+        assert main(["tune", str(log), str(twice), *where]) == 2
+        assert "is named twice" in capsys.readouterr().err

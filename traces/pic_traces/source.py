@@ -114,6 +114,19 @@ def limit(
     return result
 
 
+def log_files(folder: Path, *, has_reader: bool) -> list[Path]:
+    """The files of a folder that may be logs, all of them for a reader, sorted by path, without hidden ones.
+
+    Raises:
+        TraceError: a folder in it cannot be read.
+    """
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if name[0] != "."]
+        found += [Path(root, name) for name in names if name[0] != "." and (has_reader or _LOG_NAME.search(name))]
+    return sorted(path for path in found if path.is_file())
+
+
 def _generate(trace: str) -> Iterator[Session]:
     try:
         generator = importlib.import_module("pic_generate")
@@ -132,7 +145,7 @@ def _load_file(path: Path, passed: Passed, reader: CustomReader | None = None) -
 
 
 def _load_folder(folder: Path, passed: Passed, reader: CustomReader | None) -> Iterator[Session]:
-    paths = _log_files(folder, has_reader=reader is not None)
+    paths = log_files(folder, has_reader=reader is not None)
     if not paths:
         suffixes = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
         raise TraceError(
@@ -166,15 +179,6 @@ def _spooled_stdin() -> Path:
         file.flush()
         _STDIN.append(file)
     return Path(_STDIN[0].name)
-
-
-def _log_files(folder: Path, *, has_reader: bool) -> list[Path]:
-    """The files of a folder that may be logs, all of them for a reader, sorted by path, without hidden ones."""
-    found: list[Path] = []
-    for root, folders, names in os.walk(folder, onerror=_refuse):
-        folders[:] = [name for name in folders if name[0] != "."]
-        found += [Path(root, name) for name in names if name[0] != "." and (has_reader or _LOG_NAME.search(name))]
-    return sorted(path for path in found if path.is_file())
 
 
 def _refuse(error: OSError) -> None:

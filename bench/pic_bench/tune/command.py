@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     from pic_bench.tune.report import headline, write_report
     from pic_bench.tune.sample import draw
     from pic_bench.tune.verdict import Judge
+    from sglang_pic.census.inputs import check_named_once
 
+    check_named_once(args.logs)
     if args.time_limit is not None and not 0 < args.time_limit < math.inf:
         raise ConfigError(f"--time-limit={args.time_limit!r}: must be more than 0 minutes.")
     until = math.inf if args.time_limit is None else time.monotonic() + 60 * args.time_limit

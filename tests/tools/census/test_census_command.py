@@ -119,8 +119,8 @@ def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: 
     ("words", "what"),
     [
         ([GEN], "is named twice"),
-        (["log.jsonl", "./log.jsonl"], "FILE='log.jsonl': is named twice"),
-        (["clock:log.jsonl", "clock:1@./log.jsonl"], "FILE='clock:log.jsonl': is named twice"),
+        (["log.jsonl", "./log.jsonl"], "'./log.jsonl': is named twice"),
+        (["clock:log.jsonl", "clock:1@./log.jsonl"], "'clock:1@./log.jsonl': is named twice"),
         (["--limit-sessions", "0"], "--limit-sessions=0: must be 1 or more"),
         (["--min-run", "0"], "min_run_tokens=0"),
         (["--pool", "0"], "--pool=0: must be 1 or more"),
@@ -134,6 +134,17 @@ def test_arguments_that_are_not_allowed_are_named(words: list[str], what: str, c
     assert main(["census", GEN, *words]) == 2
     out, err = capsys.readouterr()
     assert (out, what in err) == ("", True), err
+
+
+def test_a_log_beside_its_folder_is_named_twice(tmp_path: Path, capsys: Capture) -> None:
+    """All of it would count as prefix hits, or double."""
+    for name in ("a.jsonl", "b.jsonl", "read.txt"):
+        (tmp_path / name).write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    folder, log = str(tmp_path), str(tmp_path / "b.jsonl")
+    for words in ([folder, log], [log, folder]):
+        assert main(["census", *words]) == 2
+        assert f"{log!r}: is named twice" in capsys.readouterr().err
+    assert main(["census", folder, f"clock:{log}", str(tmp_path / "read.txt"), GEN]) == 0
 
 
 def end_at(call_number: int, error: BaseException, patch: pytest.MonkeyPatch) -> None:
