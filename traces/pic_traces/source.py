@@ -96,8 +96,7 @@ def short_name(trace: str) -> str:
     name = PurePath(rest).name
     for suffix in (".gz", ".xz", ".bz2", *SUFFIXES):
         name = name.removesuffix(suffix)
-    # Names need not be UTF-8, reports are.
-    return clock + (name or rest).encode(errors="backslashreplace").decode()
+    return clock + _written(name or rest)
 
 
 def limit(
@@ -112,6 +111,11 @@ def limit(
         result.append(replace(session, specs=session.specs[:left]))
         left = None if left is None else left - result[-1].num_calls
     return result
+
+
+def _written(name: str) -> str:
+    """A name of a file, or after one, as reports have it: it need not be UTF-8, and they are."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def log_files(folder: Path, *, has_reader: bool) -> list[Path]:
@@ -167,8 +171,8 @@ def _with_own_ids(sessions: Iterable[Session]) -> Iterator[Session]:
     """The sessions; the second one of an id, such as another trial of a task, is `ID#2`."""
     num_seen = Counter[str]()
     for session in sessions:
-        num_seen[name := session.session_id] += 1
-        yield session if num_seen[name] == 1 else replace(session, session_id=f"{name}#{num_seen[name]}")
+        num_seen[name := _written(session.session_id)] += 1
+        yield replace(session, session_id=name if num_seen[name] == 1 else f"{name}#{num_seen[name]}")
 
 
 def _spooled_stdin() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -123,6 +124,19 @@ def test_page_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "In the harness: write the time into the last user message" in printed
     assert lines[-1].startswith(f"page: {out} (")
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_names_of_files_need_not_be_utf_8(tmp_path: Path) -> None:
+    """Requests without an id are sessions named after their file, and what is written is UTF-8."""
+    logs, page, fixed = tmp_path / "logs", tmp_path / "page.html", tmp_path / "fixed.jsonl"
+    logs.mkdir()
+    for name in (b"caf\xe9.jsonl", b"other.jsonl"):
+        call = {"messages": [{"role": "user", "content": f"Look. It is {len(name)} o'clock. {BODY * 4}"}]}
+        (logs / os.fsdecode(name)).write_text(json.dumps(call))
+    assert main(["explain", str(logs), "--out", str(page)]) == 0
+    assert main(["fix", str(logs), "--out", str(fixed)]) == 0
+    assert r"caf\udce9" in page.read_text("utf8")
+    assert r"caf\\udce9" in fixed.read_text("utf8")
 
 
 def test_limits_and_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
