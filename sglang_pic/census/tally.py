@@ -126,10 +126,9 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(slots=True)
 class Tally:
-    """Adds up outcomes. Memory grows only with distinct run lengths and roles."""
+    """Adds up outcomes. Memory grows only with sessions, distinct run lengths and roles."""
 
     is_complete: bool = False
-    sessions: int = 0
     calls: int = 0
     prompt_tokens: int = 0
     prefix_tokens: int = 0
@@ -149,6 +148,12 @@ class Tally:
     hybrid: HybridCounts | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
+    _sessions: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def sessions(self) -> int:
+        """Sessions with a counted call; the template may refuse the first one of a session."""
+        return len(self._sessions)
 
     def add(self, outcome: Outcome, repeated: Repeated | None = None, hit: HybridCounts | None = None) -> None:
         """Count one call.
@@ -158,7 +163,7 @@ class Tally:
             repeated: the repeated tokens that the upper bound found; None if there was no search.
             hit: the hit of a hybrid model's server; None for other models.
         """
-        self.sessions += outcome.ref.index == 0
+        self._sessions.add((outcome.ref.file, outcome.ref.session))
         self.calls += 1
         self.prompt_tokens += len(outcome.encoded.tokens)
         self.prefix_tokens += outcome.prefix_len

@@ -65,6 +65,11 @@ def test_everything_is_counted_once() -> None:
     )
 
 
+def test_a_session_whose_first_call_is_refused_is_a_session() -> None:
+    """A template may refuse any call."""
+    assert counts(count(one for one in outcomes() if one.ref != outcomes()[0].ref)).sessions == 2
+
+
 def test_a_prompt_that_was_seen_whole_has_nothing_to_find() -> None:
     """Its last token is computed in any case; no search could have spared it."""
     tally = count(simulate([("f", [session("s", [([A], [5]), ([A], [5])])])], IdsEncoder(), config=CONFIG))
