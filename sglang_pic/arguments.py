@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
-from sglang_pic.errors import did_you_mean
+from sglang_pic.errors import ConfigError, did_you_mean
 
 API_KEY: Final = "SGLANG_PIC_API_KEY"
 """The environment variable of the server's `--api-key`; other users of a machine can read the words of a command."""
@@ -30,6 +30,18 @@ def is_http(url: str) -> bool:
 def secret(variable: str) -> str | None:
     """The value of an environment variable; None if it is unset or empty."""
     return os.environ.get(variable) or None
+
+
+def api_key() -> str | None:
+    """The server's API key of the environment; None if there is none.
+
+    Raises:
+        ConfigError: it cannot be sent in a header.
+    """
+    key = secret(API_KEY)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{API_KEY}: has a line end, or a character that is not ASCII; copy the key again.")
+    return key
 
 
 class Parser(argparse.ArgumentParser):

@@ -15,7 +15,7 @@ from pic_traces.source import TRACE_HELP
 from pic_replay.launch import run_replay
 from pic_replay.options import FlattenTools, ReplayOptions
 from pic_replay.records import Latency, ReplaySummary, load_summary
-from sglang_pic.arguments import API_KEY, secret
+from sglang_pic.arguments import API_KEY, api_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def options_from(args: argparse.Namespace) -> ReplayOptions:
     given = {name: value for name, value in vars(args).items() if name in ReplayOptions.__struct_fields__}
     given["extra_body"] = json_object("--extra-body", args.extra_body)
     given["custom_params"] = json_object("--custom-params", args.custom_params)
-    given["api_key"] = secret(API_KEY)
+    given["api_key"] = api_key()
     given["flatten_tools"] = FlattenTools(args.flatten_tools)
     return ReplayOptions(**given).check()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sglang_pic.arguments import API_KEY, CACHE_SALT, is_http, secret
+from sglang_pic.arguments import API_KEY, CACHE_SALT, api_key, is_http, secret
 from sglang_pic.client import Pin, Receipt, Skills
 from sglang_pic.errors import ConfigError
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     with Skills(
         args.base_url,
         model=args.model,
-        api_key=secret(API_KEY),
+        api_key=api_key(),
         extra_key=args.extra_key,
         cache_salt=secret(CACHE_SALT),
     ) as skills:

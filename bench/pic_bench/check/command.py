@@ -15,7 +15,7 @@ from pic_bench.check.judging import judge, sentences, table_of
 from pic_bench.check.sending import Sender
 from pic_bench.report.markdown import markdown_table
 from pic_bench.study_command import OPTIONS, add_options
-from sglang_pic.arguments import API_KEY, secret
+from sglang_pic.arguments import API_KEY, api_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     calls = [call for session in sessions for call in session.calls()]
     if not calls:
         raise TraceError(f"{args.trace}: has no call to send; name another trace.")
-    endpoint = Endpoint(args.base_url, timeout_s=args.timeout_s, api_key=secret(API_KEY))
+    endpoint = Endpoint(args.base_url, timeout_s=args.timeout_s, api_key=api_key())
     sender = Sender(
         endpoint, args.base_url, calls, model=args.model, max_tokens=args.max_tokens, extra_body=options.extra_body
     )

@@ -298,3 +298,21 @@ def test_the_verb(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (server.headers[-1]["Authorization"], server.bodies[-1]["cache_salt"]) == ("Bearer secret", "ours")
     assert main(["skill", "compile", "x", "missing.md"]) == 2
     assert "missing.md: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["sk-\u2026", "sk-1\n"])
+def test_a_key_that_no_header_takes_is_named_and_never_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """The ellipsis of a shortened key, the line end of a file."""
+    monkeypatch.setenv("SGLANG_PIC_API_KEY", key)
+    pytest.importorskip("pic_bench")
+    for words in (
+        ["skill", "list"],
+        ["check", "http://127.0.0.1:1", "sample:agents"],
+        ["replay", "sample:agents", "--base-url", "http://127.0.0.1:1", "--out", "never"],
+    ):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("sglang-pic: error: SGLANG_PIC_API_KEY: has a line end")
+        assert "sk-" not in said
