@@ -71,8 +71,10 @@ class _Field:
     def __init__(self, label: str) -> None:
         self._quoted = json.dumps(label, ensure_ascii=False)
         self._line = re.compile(rf"([ \t]*(?:[-*][ \t]+)?{re.escape(label)}[ \t]*[:=][ \t]*)(.*)", re.DOTALL)
+        # JSON has what is not ASCII as itself, or escaped as by Python.
+        names = "|".join(re.escape(name) for name in (self._quoted, json.dumps(label)))
         self._member = re.compile(
-            rf'({re.escape(self._quoted)}[ \t]*:[ \t]*)("(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true\b|false\b|null\b)'
+            rf'((?:{names})[ \t]*:[ \t]*)("(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true\b|false\b|null\b)'
         )
 
     def erratum(self, value: str) -> str:
@@ -82,7 +84,7 @@ class _Field:
 
     def without_erratum(self, text: str) -> str:
         beginning = f"Correction: {self._quoted} is now "
-        return _where(text, lambda line: not line.startswith(beginning))
+        return _where(text, lambda line: not (line.startswith(beginning) and _is_erratum(line)))
 
     def without_lines(self, text: str) -> str:
         return _where(text, lambda line: not self._is_line(line))
@@ -142,7 +144,8 @@ def _mapped(messages: Sequence[Message], change: Callable[[str], str]) -> list[M
                 kept.append({**message, "content": changed[0]})
         else:
             pairs = [
-                (part, {**part, "text": change(part["text"])} if "text" in part else part) for part in content or ()
+                (part, {**part, "text": change(part["text"])} if isinstance(part.get("text"), str) else part)
+                for part in content or ()
             ]
             if parts := [after for before, after in pairs if after.get("text") != "" or before == after]:
                 kept.append({**message, "content": parts})

@@ -12,7 +12,7 @@ NEAR: Final[Mapping[str, Any]] = {"custom_params": {"pic": {"skills": "near"}}}
 """For `extra_body` of OpenAI's client: the request's pinned skills may be spliced near its end, too."""
 
 
-def compose(system: str, skills: Sequence[str], user: str) -> list[Message]:
+def compose(system: str, skills: str | Sequence[str], user: str) -> list[Message]:
     """The messages of a prompt that uses skills, in this order: system prompt, skills, question.
 
     Each skill is a separate message in the role `system`, as `Skills.compile` sends it. The chat template delimits
@@ -21,8 +21,9 @@ def compose(system: str, skills: Sequence[str], user: str) -> list[Message]:
 
     Args:
         system: the system prompt; if it is empty, the template may add its own.
-        skills: the texts, as they were compiled.
+        skills: the texts, or the only one, as they were compiled.
         user: the question; empty for none.
     """
-    messages: list[Message] = [{"role": "system", "content": text} for text in (system, *skills) if text]
+    texts = (skills,) if isinstance(skills, str) else skills
+    messages: list[Message] = [{"role": "system", "content": text} for text in (system, *texts) if text]
     return [*messages, {"role": "user", "content": user}] if user else messages

@@ -96,12 +96,30 @@ def test_members_of_json_stay_json(messages: list[Message], value: str) -> None:
         edit([state], "shelf", value, "hoist")
 
 
+def test_members_are_found_however_python_writes_them() -> None:
+    for member in ('{"Größe": 5}', json.dumps({"Größe": 5})):
+        (edited,) = edit([{"role": "user", "content": member}], "Größe", "6", "field+erratum")
+        assert edited["content"] == member.replace("5", "6") + '\nCorrection: "Größe" is now "6".'
+
+
+def test_what_only_resembles_an_erratum_stays_and_parts_may_have_no_text() -> None:
+    said, image = 'Correction: "shelf" is now wrong, I think.', {"type": "image_url", "text": None, "image_url": {}}
+    content = [{"type": "text", "text": f"shelf: A1\n{said}"}, image]
+    for how in HOWS:
+        ((first, second, *_),) = [
+            each["content"] for each in edit([{"role": "user", "content": content}], "shelf", "B7", how)
+        ]
+        assert said in first["text"]
+        assert second == image
+
+
 def _plain(value: str) -> object:
     return int(value) if value.isascii() and value.isdigit() and (value == "0" or value[0] != "0") else value
 
 
 def test_what_an_edit_looks_like() -> None:
     assert compose("", ["a skill"], "") == [{"role": "system", "content": "a skill"}], "what is empty is left out"
+    assert compose("", "a skill", "") == compose("", ["a skill"], ""), "one text is no list of letters"
     messages = compose("You keep shelves.\n- shelf: A1\nBe brief.", [], "Where is it?")
     assert [each["content"] for each in edit(messages, "shelf", "B7")] == [
         messages[0]["content"],
