@@ -62,7 +62,7 @@ def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Iterator[R
     In the context SGLang sees the card. Environment variables that SGLang sets are restored afterwards.
 
     Raises:
-        ConfigError: there is no such model, or a flag is none of SGLang's.
+        ConfigError: there is no such model, a flag is none of SGLang's, or the flags take another cache.
         UnsupportedError: SGLang itself refuses the arguments, cannot use the model's configuration, here or in the
             context, or does not know the plugin.
     """
@@ -81,6 +81,9 @@ def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Iterator[R
             )
         device = ["--device", "cuda"] if card is not None else []
         args = _parse(["--model-path", model, "--radix-cache-backend", BACKEND_NAME, *device, *flags])
+        if args.radix_cache_backend != BACKEND_NAME:
+            other = f"--radix-cache-backend {args.radix_cache_backend}"
+            raise ConfigError(f"server flags: {other} takes another cache than this plugin's; leave it out.")
         try:
             yield _read(args)
         except PicError:

@@ -118,6 +118,7 @@ def as_typed(folder: Path, gqa: str) -> dict[str, tuple[list[str], str]]:
     return {
         "bad flag": on("h100", gqa, "--no-such-flag", "3"),
         "old flags": on("h100", gqa, "--nsa-prefill-backend", "trtllm", "--cuda-graph-max-bs", "8"),
+        "other cache": on("h100", gqa, "--radix-cache-backend", "flexkv"),
         "no folder": on("h100", str(folder / "nowhere")),
         "empty folder": on("h100", str(folder / "empty")),
         "text": ([gqa, "--card", "h100"], ""),
@@ -433,6 +434,7 @@ def test_a_configuration_that_cannot_be_used_is_one_line_and_a_failed_check(
             r"server flags: .*; in SGLang \S+ --nsa-prefill-backend is --dsa-prefill-backend, "
             r"--cuda-graph-max-bs is --cuda-graph-max-bs-decode",
         ),
+        ("other cache", r"server flags: --radix-cache-backend flexkv takes another cache than this plugin's; leave .*"),
         ("no folder", r"model='.*nowhere': no such folder; .*"),
         ("empty folder", r"model='.*empty': the folder has no config\.json; .*"),
         ("only flags", r"server flags '--page-size 64': name a MODEL before `--` to check .*"),
