@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,9 +117,11 @@ def tune(tmp_path: Path, model_dir: Callable[[str], Path], servers: list[Server]
     return run
 
 
-def test_the_ladder_is_climbed(tune: Tune, servers: list[Server], capsys: pytest.CaptureFixture[str]) -> None:
-    """To the first rung that is not shown."""
-    code, summary = tune("--sessions", "60")
+def test_the_ladder_is_climbed(
+    tune: Tune, servers: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the first rung that is not shown; what is certified is served as it was measured."""
+    code, summary = tune("--sessions", "60", "--dtype", "float16", "--server-arg", "--kv-cache-dtype fp8_e4m3")
     assert (code, summary.certified) == (0, "any-order")
     verdicts = {rung.name: rung.verdict for rung in summary.rungs}
     shown = [name for name, verdict in verdicts.items() if verdict is Verdict.CERTIFIED]
@@ -128,7 +131,10 @@ def test_the_ladder_is_climbed(tune: Tune, servers: list[Server], capsys: pytest
     assert (summary.naive.verdict, summary.exact.verdict) == (Verdict.OVER, Verdict.CONTROL)
     assert servers[0].passes == ["exact", "naive", "careful", "seam-32", "any-order", "no-tail"]
     serve, said, *_ = capsys.readouterr().out.splitlines()
-    assert serve.startswith("SGLANG_PIC_CONFIG=")
+    variable, *words = shlex.split(serve)
+    assert variable == f"SGLANG_PIC_CONFIG={tmp_path / 'run' / 'pic.json'}"
+    measured = ["--dtype", "float16", "--kv-cache-dtype", "fp8_e4m3"]
+    assert words == ["sglang", "serve", summary.config.model, "--radix-cache-backend", "pic", *measured]
     assert said.startswith(
         "On 30 of your sessions with smollm2, any-order reuses 36 % of what the prefix cache misses, at"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -83,10 +84,15 @@ def write_report(folder: Path) -> Summary:
 
 
 def headline(folder: Path) -> str:
-    """How to serve what is certified, and the outcome in one sentence."""
+    """How to serve what is certified, with the flags that it was measured with, and the outcome in one sentence."""
     summary = read_json(folder / "summary.json", Summary, _WORD)
-    serve = f"SGLANG_PIC_CONFIG={folder / PIC_CONFIG} sglang serve {summary.config.model} --radix-cache-backend pic\n"
-    return f"{serve if summary.certified else ''}{summary.said}"
+    if summary.certified is None:
+        return summary.said
+    config = summary.config
+    dtype = () if config.dtype == "auto" else ("--dtype", config.dtype)
+    measured = () if config.server else (*dtype, *config.server_args)
+    serve = shlex.join(["sglang", "serve", config.model, "--radix-cache-backend", "pic", *measured])
+    return f"SGLANG_PIC_CONFIG={shlex.quote(str(folder / PIC_CONFIG))} {serve}\n{summary.said}"
 
 
 def summarize(folder: Path) -> Summary:
