@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -16,8 +17,9 @@ from pic_bench.paired.cases import ANSWER_TOKENS, TRACE_TOKENS, Cases, Prompt
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import Record
-from pic_bench.paired.table import losses, table_of
+from pic_bench.paired.table import losses, most_lost, table_of
 from pic_traces.encode import load_encoder
+from scipy.stats import binom
 
 KINDS = ("order", "drawn", "copies", "gone", "fields", "again", "sample:opendevin")
 
@@ -119,6 +121,16 @@ def test_losses_are_counted_in_pairs() -> None:
     assert (loss.prompts, loss.lost, loss.won, loss.kl, loss.computed) == (2, 1, 1, 0.2, 0.2)
     assert (drawn.lost, drawn.won, drawn.computed) == (0, 1, 0.3)
     assert [row[:3] for row in table_of(records).rows] == [["order", arm, "2"] for arm in ("exact", "s32", "random")]
+
+
+@pytest.mark.parametrize("num", [1, 30, 177])
+def test_what_is_lost_at_most_is_wrong_in_one_of_twenty_runs(num: int) -> None:
+    """Also where next to nothing is lost, which is what the experiment is there to show."""
+    bounds = np.array([most_lost(lost, num) for lost in range(num + 1)])
+    assert 0 < bounds.min() <= bounds.max() == 1
+    shares = np.linspace(0.001, 0.999, 999)[:, None]
+    holds = (binom.pmf(np.arange(num + 1), num, shares) * (bounds >= shares)).sum(axis=1)
+    assert holds.min() >= 0.95
 
 
 def test_a_run_goes_on_where_it_ended(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
