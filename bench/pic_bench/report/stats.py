@@ -50,7 +50,7 @@ def top_k_kl(p: Mapping[str, float], q: Mapping[str, float]) -> float | None:
     """KL(p || q) in nats of two top-k lists of log probabilities, over the tokens of `p` and one bin for the rest.
 
     A token of `p` that `q` does not list gets the smallest probability in `q`'s list, its upper bound: the result
-    is then a lower bound. None where a list is empty.
+    is then too small as a rule; not always, for the rest loses what the token gains. None where a list is empty.
     """
     if not p or not q:
         return None
