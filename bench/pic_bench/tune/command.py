@@ -81,8 +81,7 @@ def run(args: argparse.Namespace) -> int:
                 sample = msgspec.structs.replace(drawn.sample, reuse=reuse)
                 write_json(path, sample)
             drawn = drawn._replace(sample=sample)
-            wait = args.start_timeout
-            climb(config, drawn, text, args.out, until=until, start_timeout_s=wait, quiet=args.quiet)
+            climb(config, drawn, text, args.out, until=until, start_timeout_s=args.start_timeout, quiet=args.quiet)
     except (BenchError, KeyboardInterrupt):
         print(f"sglang-pic: what was measured stays in {args.out}; go on with --resume", file=sys.stderr)
         raise
