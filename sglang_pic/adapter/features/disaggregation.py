@@ -5,7 +5,8 @@ server computes no prompts. With `--disaggregation-decode-enable-radix-cache` it
 later requests, so a request has the same key in both servers' trees: requests that opted out get no spliced rows.
 
 The decode server returns the counts of spliced tokens to the client. The prefill server sends them in spare places of
-SGLang's metadata of cached tokens.
+SGLang's metadata of cached tokens, and whether the rows may depend on splices: while an operator switches one server
+after the other off or on, only one of them serves a request as if it had opted out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.modes import Modes
 from sglang_pic.adapter.serve.options import Mode
-from sglang_pic.adapter.serve.state import Counts, RequestState
+from sglang_pic.adapter.serve.state import Counts, RequestState, is_apart
 from sglang_pic.adapter.sglang.hooks import apply_hooks, hook
 from sglang_pic.adapter.sglang.seams import BuildContext, Req
 from sglang_pic.adapter.support import disaggregation_mode
@@ -82,7 +83,9 @@ def _send_counts(_: None, buffers: Any, req: Any) -> None:
         counts: Counts = req.pic.counts
         # 0 is no reason; both servers run one version.
         reason = 0 if counts.reason is None else 1 + REASONS.index(counts.reason)
-        sent = [counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited, reason]
+        # A stock server leaves zeros, and splices nothing.
+        last = 2 * reason + (not is_apart(req))
+        sent = [counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited, last]
         buffers.cached_tokens[req.metadata_buffer_index, _COUNTS] = torch.tensor(sent, dtype=torch.int32)
 
 
@@ -92,9 +95,13 @@ def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) 
     # SGLang ends a request that received another one's metadata.
     if req.finished_reason is None:
         with _guarded(req):
-            counts: Counts = req.pic.counts
+            state: RequestState = req.pic
+            counts: Counts = state.counts
             sent = queue.metadata_buffers.cached_tokens[decode_req.metadata_buffer_index, _COUNTS].tolist()
-            counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited, reason = sent
+            counts.chunk_hit, counts.behind_change, counts.guarded, counts.inherited, last = sent
+            reason, may_be_spliced = divmod(last, 2)
+            # NOTE: in the lane of requests that opted out, this server's tree has no spliced rows.
+            req.skip_radix_cache_insert |= bool(may_be_spliced) and state.lane == OFF_LANE
             if reason:
                 counts.reasons[REASONS[reason - 1]] += 1
 

@@ -69,6 +69,12 @@ class StatefulReq(Req, Protocol):
     skip_radix_cache_insert: bool
 
 
+class ReceivedReq(Req, Protocol):
+    """`schedule_batch.Req` on a decode server."""
+
+    skip_radix_cache_insert: bool
+
+
 class MediaItem(Protocol):
     """`schedule_batch.MultimodalDataItem`: one image, video or sound."""
 
@@ -270,6 +276,7 @@ SEAMS: Final[dict[type, str]] = {
 """The class of SGLang that each protocol describes."""
 FEATURE_SEAMS: Final[dict[str, dict[type, str]]] = {
     "checkpoints": {StatefulReq: f"{_SRT}.managers.schedule_batch.Req"},
+    "disaggregation": {ReceivedReq: f"{_SRT}.managers.schedule_batch.Req"},
     "images": {
         MediaItem: f"{_SRT}.managers.schedule_batch.MultimodalDataItem",
         MediaInputs: f"{_SRT}.managers.schedule_batch.MultimodalInputs",

@@ -113,6 +113,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
         **{"cached_tokens_device": 100, "cached_tokens_host": 0, "cached_tokens_storage": 0, "bootstrap_room": 9},
         **{"return_logprob": False, "return_sampling_mask": False, "hidden_states_tensor": None},
         multimodal_inputs=None,
+        session=None,
         get_mm_token_counts=lambda: (1, 2, 3),
     )
     buffers.cached_tokens.fill_(-1)
@@ -123,6 +124,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     assert buffers.cached_tokens[2, :11].tolist() == own[:11].tolist()
     there = request(asked={})
     hooked[_RECEIVED](None, there)
+    there.skip_radix_cache_insert = False
     committed: list[object] = []
     queue = SimpleNamespace(metadata_buffers=buffers)
     decode_req = SimpleNamespace(req=there, metadata_buffer_index=2)
@@ -142,3 +144,29 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     shown = details({"device": 100, "host": 0}, None, there)
     ours = {"pic": 70_000, "pic_behind_change": 300, "pic_guarded": 20, "pic_inherited": 90}
     assert shown == {"device": 70_100, "host": 0, **ours}
+
+
+@pytest.mark.parametrize("was_apart", [True, False], ids=["apart", "spliced"])
+@pytest.mark.parametrize("is_apart", [True, False], ids=["apart there", "not there"])
+def test_spliced_rows_stay_out_of_a_decode_servers_lane_of_requests_that_opted_out(
+    was_apart: bool, is_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator switches one server after the other: only one of them may have switched when a request arrives."""
+    here, there = Modes(), Modes()
+    here.is_on, there.is_on = not was_apart, not is_apart
+    found = hooks_of(monkeypatch, disaggregation, reception)
+    disaggregation.install_receiver(ReusePolicy(), there)
+    sent, received = request(asked={}, metadata_buffer_index=2), request(asked={}, skip_radix_cache_insert=False)
+    reception.receive(sent, Features(), ReusePolicy(), here)
+    found[_RECEIVED](None, received)
+    assert (received.extra_key == reception.tree_key(None, lane="off")) == is_apart
+    sent.pic.counts.chunk_hit = 0 if was_apart else 200
+    queue = SimpleNamespace(metadata_buffers=utils.MetadataBuffers(4, 8, torch.float32, 8))
+    decode_req = SimpleNamespace(req=received, metadata_buffer_index=2)
+    # A stock prefill server sends none of our numbers.
+    found[_COMMITTED](lambda *_: None, queue, decode_req)
+    assert not received.skip_radix_cache_insert
+    disaggregation._send_counts(None, queue.metadata_buffers, sent)
+    found[_COMMITTED](lambda *_: None, queue, decode_req)
+    assert received.skip_radix_cache_insert == (is_apart and not was_apart)
+    assert received.pic.counts.chunk_hit == sent.pic.counts.chunk_hit
