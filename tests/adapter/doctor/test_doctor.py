@@ -311,8 +311,11 @@ TYPED: dict[str, list[tuple[str, str, dict[str, str]]]] = {
     ],
     "--disable-radix-cache": [(_QWEN, "--disable-radix-cache", {})],
     "--enable-lmcache": [(_QWEN, "--enable-lmcache", {})],
+    "--enable-flexkv": [(_QWEN, "--enable-flexkv", {})],
     "--enable-unified-memory": [(_GPT_OSS, "--enable-unified-memory", {})],
     "--enable-return-routed-experts": [(_QWEN, "--enable-return-routed-experts", {})],
+    "--enable-return-indexer-topk": [("GLM-5", "--enable-return-indexer-topk", {})],
+    "--kv-canary": [(_QWEN, "--kv-canary raise", {}), (_QWEN, "--kv-canary log", {})],
 }
 """What people type for each refusal: the model, the flags, and variables of the environment."""
 
