@@ -146,6 +146,7 @@ class ModelConfig(Protocol):
     is_multimodal: bool
     model_is_mrope: bool
     attention_chunk_size: int | None  # positions that attend to each other only
+    use_ngram_embedding: bool  # a token's embedding depends on the tokens before it
 
 
 class ModelRunner(Protocol):

@@ -91,24 +91,27 @@ def ask(cases: dict[str, tuple[list[str], str]]) -> dict[str, Answer]:
     return answers
 
 
-def family(folder: Path, name: str) -> str:
+def family(folder: Path, name: str, **changes: object) -> str:
     """A folder with the configuration of a family that people serve."""
     from pic_bench.pages.families import load_families
 
     (config,) = (each.config for each in load_families() if each.name.split(",")[0] == name)
     (made := folder / name).mkdir()
-    (made / "config.json").write_text(json.dumps({"dtype": "bfloat16"} | config))
+    (made / "config.json").write_text(json.dumps({"dtype": "bfloat16"} | config | changes))
     return str(made)
 
 
 def without_splices(folder: Path) -> dict[str, tuple[list[str], str]]:
     """Servers of models whose prompts cannot be spliced."""
     hybrid, pooled = (family(folder, name) for name in ("Qwen3-Next", "DeepSeek-V4"))
+    # As LongCat-Flash-Lite has them.
+    n_grams = family(folder, "LongCat-2.0", ngram_vocab_size_ratio=78, emb_neighbor_num=4, emb_split_num=4)
     return {
         "hybrid": on("h100", hybrid, "--pp-size", "2"),
         "hybrid in words": ([hybrid, "--card", "b200"], ""),
         "int8 states": on("h100", hybrid, "--enable-int8-mamba-checkpoint"),
         "pooled rows": on("h200", pooled, "--tp-size", "8"),
+        "n-grams": on("h200", n_grams, "--tp-size", "8"),
     }
 
 
@@ -374,9 +377,14 @@ def test_what_people_type_is_known_for_each_refusal() -> None:
     assert set(TYPED) == {entry.what for entry in REFUSALS}
 
 
-@pytest.mark.feature("recurrent state", "rows of several positions")
+@pytest.mark.feature("recurrent state", "rows of several positions", "embeddings of n-grams")
 @pytest.mark.parametrize(
-    ("case", "what"), [("hybrid", "recurrent state"), ("pooled rows", "rows of several positions")]
+    ("case", "what"),
+    [
+        ("hybrid", "recurrent state"),
+        ("pooled rows", "rows of several positions"),
+        ("n-grams", "embeddings of n-grams"),
+    ],
 )
 def test_a_server_without_splices_is_a_third_answer(case: str, what: str, answers: dict[str, Answer]) -> None:
     """With an exit status of its own. Flags that splices refuse do not matter."""
