@@ -22,6 +22,10 @@ from tests.helpers import builders
 
 PAGE = 16
 
+LOGGED = ("log_hit_tokens", "log_input_tokens", "log_device_hit_tokens", "log_host_hit_tokens")
+LOGGED += ("reprocessed_log_hit_tokens", "reprocessed_log_input_tokens")
+"""What SGLang counts of a round."""
+
 # Which fields there are depends on the version of SGLang.
 _NO_ADMISSION = {field.name: 0 for field in dataclasses.fields(_PrefillAdmission)}
 
@@ -97,7 +101,7 @@ def adder(budget: int | None, cache: Any, shared: Any = None, *, running: tuple[
     made.page_size = PAGE
     made.rem_chunk_tokens, made.rem_input_tokens, made.chunked_req_limit = budget, 1 << 20, None
     made.new_chunked_req, made.can_run_list = None, []
-    made.log_hit_tokens = made.log_input_tokens = 0
+    vars(made).update(dict.fromkeys(LOGGED, 0))
     made.memory_budget = PrefillBudget(SimpleNamespace(page_size=PAGE), cache)
     return made
 

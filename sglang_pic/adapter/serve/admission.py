@@ -250,8 +250,7 @@ class PicPrefillAdder(PrefillAdder):
             self.rem_input_tokens += plan.num_spliced
             if self.rem_chunk_tokens is not None:
                 self.rem_chunk_tokens += plan.num_spliced
-            self.log_hit_tokens += plan.num_spliced
-            self.log_input_tokens -= plan.num_spliced
+            self._log_hits(req)
         # After a fault the batch may be narrowed for other requests; this one is one whole gap.
         with stations.recovery.guarded(Fallback.FAULT_ACCOUNTING, [req], is_admitted=True):
             refusal = stations.eligibility.refusal(req)
@@ -264,6 +263,20 @@ class PicPrefillAdder(PrefillAdder):
             if refusal is None and not req.retracted_stain:
                 for feature in stations.features:
                     feature.on_admitted(req)
+
+    def _log_hits(self, req: Req) -> None:
+        """Count the spliced tokens of an admitted chunk in SGLang's log and metrics as hits instead of input."""
+        pending: PendingSplice = req.pic.pending
+        num_spliced, num_fetched = pending.plan.num_spliced, pending.num_fetched
+        self.log_hit_tokens += num_spliced
+        self.log_input_tokens -= num_spliced
+        # As SGLang: what a retracted request gets again is in the sums, and is taken out of rates of hits.
+        if req.retracted_stain:
+            self.reprocessed_log_hit_tokens += num_spliced
+            self.reprocessed_log_input_tokens -= num_spliced
+        else:
+            self.log_device_hit_tokens += num_spliced - num_fetched
+            self.log_host_hit_tokens += num_fetched
 
     def _has_admitted(self, req: Req) -> bool:
         return bool(self.can_run_list) and self.can_run_list[-1] is req

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
-from sglang.srt.mem_cache.prefill_budget import SWAPrefillBudget
+from sglang.srt.mem_cache.prefill_budget import PrefillBudget, SWAPrefillBudget
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.rows import Place
 from sglang_pic.core import Plan
 from tests.helpers import builders
-from tests.helpers.admitting import PAGE, Cache, adder, admit, plan, select, stock_adder, stock_request
+from tests.helpers.admitting import LOGGED, PAGE, Cache, adder, admit, plan, select, stock_adder, stock_request
 
 
 @pytest.fixture
@@ -166,6 +167,29 @@ def test_window_slots_of_spliced_tokens_are_reserved() -> None:
     for _ in range(3):
         made.add_one_req(stock_request(plan(20_000, (64, 19_700))), False, None)
     assert 20_000 <= sum(req.extend_end for req in made.can_run_list) <= slots
+
+
+@pytest.mark.parametrize("is_retracted", [False, True], ids=["new", "retracted"])
+def test_sglang_counts_spliced_tokens_as_hits(is_retracted: bool) -> None:
+    """Of the device and of the host; its rates of hits leave out what retracted requests get again."""
+    allocator = SimpleNamespace(page_size=PAGE, available_size=lambda: 8_000)
+    made = stock_adder(512, cache := Cache(), PrefillBudget(allocator, cache))
+    req = stock_request(plan(400, (64, 164), (200, 300)), retracted_stain=is_retracted)
+    on_device = cache.plan
+
+    def plan_with_host(*args: Any, **options: Any) -> None:
+        on_device(*args, **options)
+        pieces = req.pic.pending.pieces
+        pieces[1] = pieces[1]._replace(place=Place.HOST)
+
+    vars(cache).update(supports_mamba=lambda: False, evictable_size=lambda: 0, plan=plan_with_host)
+    assert made.add_one_req(req, has_chunked_req=False, truncation_align_size=None) is AddReqResult.CONTINUE
+    hits = {"log_hit_tokens": 200, "log_input_tokens": 200}
+    if is_retracted:
+        hits |= {"reprocessed_log_hit_tokens": 200, "reprocessed_log_input_tokens": 200}
+    else:
+        hits |= {"log_device_hit_tokens": 100, "log_host_hit_tokens": 100}
+    assert {name: vars(made)[name] for name in LOGGED} == {**dict.fromkeys(LOGGED, 0), **hits}
 
 
 def test_donors_that_fill_the_pool_are_given_back_so_that_the_request_fits(stock: list[Any]) -> None:
