@@ -76,7 +76,9 @@ def put(ctx: Any, path: str, value: object) -> None:
     setattr(ctx, name, value)
 
 
-@pytest.mark.feature("recurrent state", "rows of several positions", "embeddings of n-grams")
+@pytest.mark.feature(
+    "recurrent state", "rows of several positions", "embeddings of n-grams", "sliding windows in all layers"
+)
 @pytest.mark.parametrize("entry", [entry for entry in SUPPORT if entry.level is Level.PREFIX_ONLY], ids=str)
 def test_a_server_with_sglangs_own_cache_is_refused_nothing(entry: Support) -> None:
     """What stock SGLang serves without the flag starts with it."""

@@ -143,6 +143,8 @@ def _read(args: Any) -> Resolved:
         model_config=model_config,
         tp_worker=SimpleNamespace(model_runner=runner),
         is_hybrid_swa=model_config.is_hybrid_swa,
+        # SGLang makes a pool of no slots if no layer needs one.
+        full_tokens_per_layer=None if model_config.full_attention_layer_ids != [] else 0,
         is_hybrid_ssm=_has_state(model_config),
         is_dsa=is_deepseek_dsa(model_config.hf_config),
         disable_radix_cache=view.disable_radix_cache,

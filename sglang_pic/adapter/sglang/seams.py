@@ -256,6 +256,7 @@ class BuildContext(Protocol):
     disable_radix_cache: bool
     enable_hierarchical_cache: bool
     is_hybrid_swa: bool
+    full_tokens_per_layer: int | None  # with windows in a pool of their own, slots of all other layers
     is_hybrid_ssm: bool
     is_dsa: bool
 

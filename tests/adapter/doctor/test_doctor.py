@@ -112,6 +112,7 @@ def without_splices(folder: Path) -> dict[str, tuple[list[str], str]]:
         "int8 states": on("h100", hybrid, "--enable-int8-mamba-checkpoint"),
         "pooled rows": on("h200", pooled, "--tp-size", "8"),
         "n-grams": on("h200", n_grams, "--tp-size", "8"),
+        "all windows": on("h200", family(folder, "Unlimited-OCR")),
     }
 
 
@@ -377,13 +378,16 @@ def test_what_people_type_is_known_for_each_refusal() -> None:
     assert set(TYPED) == {entry.what for entry in REFUSALS}
 
 
-@pytest.mark.feature("recurrent state", "rows of several positions", "embeddings of n-grams")
+@pytest.mark.feature(
+    "recurrent state", "rows of several positions", "embeddings of n-grams", "sliding windows in all layers"
+)
 @pytest.mark.parametrize(
     ("case", "what"),
     [
         ("hybrid", "recurrent state"),
         ("pooled rows", "rows of several positions"),
         ("n-grams", "embeddings of n-grams"),
+        ("all windows", "sliding windows in all layers"),
     ],
 )
 def test_a_server_without_splices_is_a_third_answer(case: str, what: str, answers: dict[str, Answer]) -> None:
