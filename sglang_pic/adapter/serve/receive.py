@@ -50,6 +50,9 @@ def install(tree: PicRadixCache, admission: Admission, policy: ReusePolicy) -> N
     # NOTE: an update that fails records no version, and may have changed the weights: all but a draft's.
     hook(__name__, "SchedulerWeightUpdaterManager.update_weights_from_disk", after_weights)
     hook(__name__, "SchedulerWeightUpdaterManager.update_weights_from_ipc", after_weights)
+    # Its session goes on after a failure, and requests may be served before its end.
+    hook(__name__, "SchedulerWeightUpdaterManager.update_weights_from_distributed", after_weights)
+    hook(__name__, "SchedulerWeightUpdaterManager.update_weights_from_tensor", after_weights)
     stations.modes.install()
     install_details()
 

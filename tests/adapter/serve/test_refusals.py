@@ -308,6 +308,8 @@ _UPDATER = "SchedulerWeightUpdaterManager"
         # If they fail SGLang records no version, but the target's weights may be new.
         f"{_UPDATER}.update_weights_from_disk",
         f"{_UPDATER}.update_weights_from_ipc",
+        f"{_UPDATER}.update_weights_from_distributed",
+        f"{_UPDATER}.update_weights_from_tensor",
     ],
 )
 def test_a_request_that_saw_other_weights_donates_nothing(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
