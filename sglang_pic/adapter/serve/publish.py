@@ -45,7 +45,13 @@ class Publication:
         self._series.set(INDEX_MAX_BYTES, index.config.max_index_bytes)
 
     def publish(
-        self, req: Req, path_len: int, *, adopted_from: int, adopted_again: Sequence[tuple[int, int]] = ()
+        self,
+        req: Req,
+        path_len: int,
+        *,
+        adopted_from: int,
+        adopted_again: Sequence[tuple[int, int]] = (),
+        donates: bool = True,
     ) -> None:
         """Publish the request's rows by `rows_of_request`; text is cut in `settle`, or before the next plan.
 
@@ -54,6 +60,7 @@ class Publication:
             path_len: tokens whose rows are in the tree.
             adopted_from: first position whose row the tree adopted.
             adopted_again: spans before that which the tree had on the host only, and adopted for the device.
+            donates: whether rows that it computed become donors.
         """
         state: RequestState = req.pic
         if state.matched_len is None:
@@ -68,6 +75,7 @@ class Publication:
             adopted_again=adopted_again,
         )
         if published is not None:
+            published = published if donates else published._replace(computed=())
             tokens = tokens_of(req, path_len + self.index.names.lookahead)
             self.index.note(tree_namespace(req), tokens, published, self._delimiters)
 

@@ -110,13 +110,19 @@ class PicRadixCache(UnifiedRadixCache):
         self._inserted = []
         try:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-            if self._inserted and not self.is_outdated(req) and self._eligibility.refusal(req) is None:
-                with self._recovery.guarded(Fallback.FAULT_PUBLICATION, [req]):
-                    result, path_len = self._inserted[0]
-                    again = adopted_again(result)
-                    self.publication.publish(req, path_len, adopted_from=result.prefix_len, adopted_again=again)
+            if self._inserted and not self.is_outdated(req):
+                self._publish(req, *self._inserted[0])
         finally:
             self._inserted = None
+
+    def _publish(self, req: Req, result: base.InsertResult, path_len: int) -> None:
+        refusal = self._eligibility.refusal(req)
+        # NOTE: splicing was switched off on its way. The tree gives its spliced rows to others once it is on again.
+        is_marked = refusal is Fallback.SWITCHED and bool(req.pic.spliced)
+        if refusal is None or is_marked:
+            with self._recovery.guarded(Fallback.FAULT_PUBLICATION, [req]):
+                adopted = {"adopted_from": result.prefix_len, "adopted_again": adopted_again(result)}
+                self.publication.publish(req, path_len, donates=refusal is None, **adopted)
 
     def flush_pending_backups(self) -> None:
         """Apply waiting publications: SGLang calls this after the answers of a batch were sent."""

@@ -30,10 +30,22 @@ from sglang_pic.adapter.serve.state import LastPlan, RequestState
 from sglang_pic.adapter.serve.tree import UnifiedRadixCache
 from sglang_pic.adapter.support import max_keys, refused_backend
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, Context, DropReason, Exactness, Plan, PlanOptions, ReusePolicy, RowNames, Run
+from sglang_pic.core import (
+    ContentIndex,
+    Context,
+    DropReason,
+    Exactness,
+    Plan,
+    PlanOptions,
+    ReusePolicy,
+    RowNames,
+    Run,
+    as_tokens,
+)
 from tests.helpers.builders import (
     DONOR,
     Kept,
+    Server,
     hooks_of,
     make_allocator,
     make_planning,
@@ -340,6 +352,35 @@ def test_a_request_that_saw_other_weights_donates_nothing(changed: str, monkeypa
     after = new_request()
     cache.checkpoint_into_tree(after, up_to=300)
     assert published == [after]
+
+
+def test_rows_that_were_spliced_before_a_switch_are_known_after_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree keeps them as a prefix: who gets them inherits, and goes on with their generation. They make no donors,
+    and neither do rows that were computed behind them while splicing was off.
+    """
+    server, ids = Server(), [*range(5000, 5040), *range(400)]
+    rows = SimpleNamespace(prefix_len=0, adopted_ranges=None)
+    monkeypatch.setattr(
+        UnifiedRadixCache,
+        "checkpoint_into_tree",
+        lambda cache, _, *, up_to: cache._inserted.append((rows, up_to)),
+    )
+    cache: Any = make_tree(make_allocator(64, 1), stations=server.stations)
+    server.serve([*range(400)])
+    num_donors = server.index.stats().num_donors
+    req = server.plan(ids)
+    assert req.pic.admit(0, len(ids), first_chunk=True).num_spliced > 200
+    server.stations.modes.switch(Mode.OFF)
+    cache.checkpoint_into_tree(req, up_to=len(ids))
+    server.stations.modes.switch(Mode.AUTO)
+    assert server.index.exactness(Namespace(), as_tokens(ids)).approximate_len > 200
+    assert server.index.stats().num_donors == num_donors
+    # Of one that spliced nothing nothing is known that others need.
+    plain = server.receive([*range(9000, 9300)])
+    plain.pic.admit(0, 300, first_chunk=True)
+    server.stations.modes.switch(Mode.OFF)
+    cache.checkpoint_into_tree(plain, up_to=300)
+    assert server.index.exactness(Namespace(), as_tokens(plain.origin_input_ids)).unknown_len == 300
 
 
 def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
