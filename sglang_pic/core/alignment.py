@@ -21,7 +21,7 @@ from sglang_pic.core import budget, token_loops
 from sglang_pic.core.plan import Context
 from sglang_pic.core.spans import Span
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, common_len
-from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
+from sglang_pic.core.trie import ANY, Node, Trie, equal_start, node_before, tokens_before
 
 # Equal tokens that end a difference; fewer are equal by chance.
 _FLANK_TOKENS = 8
@@ -213,7 +213,7 @@ class Aligner:
         if shared == 0:
             return _join(_OTHER, fields)
         if short > self._most:
-            ahead = self._ahead(_at(node, at - shift), shared)
+            ahead = self._ahead(node_before(node, at - shift), shared)
             short = min(at - shift - ahead.old_at, at - ahead.new_at)
             values = [max(len(field.old), field.new[1] - field.new[0]) for _, field in ahead.fields]
             if short > self._most or max(values, default=0) > _VALUE_TOKENS:
@@ -224,7 +224,7 @@ class Aligner:
         # The rest of the longer side is the text that was added or removed.
         most = short + _BESIDE_TOKENS
         old_end, new_end = shared + min(old_len, most), shared + min(new_len, most)
-        fields += self._differences(_at(node, old_end), old_end, old_end - shared, new_end, new_end - shared)
+        fields += self._differences(node_before(node, old_end), old_end, old_end - shared, new_end, new_end - shared)
         return _join(_OTHER, fields)
 
     def _ahead(self, node: Node, shared: int) -> _Ahead:
@@ -262,7 +262,7 @@ class Aligner:
                 break
             old_at, new_at = old_at + lens[0], new_at + lens[1]
             if lens[0] > 0 or lens[1] <= self._most // _ADDED_PART:
-                found = self._differences(_at(node, old_at), old_at, lens[0], new_at, lens[1])
+                found = self._differences(node_before(node, old_at), old_at, lens[0], new_at, lens[1])
                 fields += [(old_at, field) for field in [*found][::-1]]
             is_over = len(fields) > MAX_ALIGNED_FIELDS
         return _Ahead(old_at, new_at, tuple(fields), is_over)
@@ -299,14 +299,6 @@ class Aligner:
                 parts.append(((old_at, old_from), (new_at, new_from)))
             old_at, new_at = old_from + length, new_from + length
         return parts
-
-
-def _at(node: Node, end: int) -> Node:
-    """The node on a path that has the token before a place."""
-    while node.start >= end:
-        assert node.parent is not None, "a path begins at the root"
-        node = node.parent
-    return node
 
 
 def _image_at_end(tokens: Tokens) -> int:

@@ -11,7 +11,7 @@ from sglang_pic.core.path import Path
 from sglang_pic.core.plan import DropReason, Run
 from sglang_pic.core.query import Query
 from sglang_pic.core.spans import merge_spans
-from sglang_pic.core.trie import ANY, ELIGIBLE, Node, equal_end, equal_start
+from sglang_pic.core.trie import ANY, ELIGIBLE, Node, equal_end, equal_start, node_before
 
 CONTEXT_TOKENS = 16
 """Tokens before a span that are compared to choose between donors, and to decide whether it needs a seam."""
@@ -131,8 +131,7 @@ class EqualSpans:
         if end - start < self._policy.min_spliced_tokens:
             self._dropped[self._reason(found)] += 1
             return None
-        cost = self._query.options.cost
-        if cost is not None and cost.saves(end - start, None if start == served else end) <= 0:
+        if not self._query.is_worth_it(end - start, None if start == served else end):
             self._dropped[DropReason.COST_GATE] += 1
             return None
         return Run(target_start=start, target_end=end, donor_start=start - found.shift, donor=path, seam_len=seam)
@@ -179,11 +178,3 @@ class EqualSpans:
         sink = self._policy.sink_tokens
         at_sink = sink > 0 and sink in (found.start, found.start - found.shift)
         return DropReason.SINK if at_sink else DropReason.BELOW_MIN_RUN
-
-
-def node_before(node: Node, end: int) -> Node:
-    """The node on the path to `node` with the token before `end`."""
-    while node.start >= end:
-        assert node.parent is not None
-        node = node.parent
-    return node

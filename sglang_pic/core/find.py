@@ -12,11 +12,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from sglang_pic.core import budget
-from sglang_pic.core.equal_spans import CONTEXT_TOKENS, Candidate, EqualSpans, node_before
+from sglang_pic.core.equal_spans import CONTEXT_TOKENS, Candidate, EqualSpans
 from sglang_pic.core.guard import Guard
 from sglang_pic.core.plan import DropReason, Run
 from sglang_pic.core.query import Query
-from sglang_pic.core.trie import Node
+from sglang_pic.core.trie import Node, node_before
 
 # The prompt is scanned in blocks, so that the inside of a long run need not be scanned.
 _BLOCK_TOKENS = 16384

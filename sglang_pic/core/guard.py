@@ -12,7 +12,6 @@ computes clean rows.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 import msgspec
@@ -22,11 +21,11 @@ from sglang_pic.core import budget
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS, Aligner, Alignment, Difference
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.mentions import Mentions, find_mentions
-from sglang_pic.core.plan import Context, CostModel, DropReason, Run
-from sglang_pic.core.policy import ReusePolicy
+from sglang_pic.core.plan import Context, DropReason, Run
+from sglang_pic.core.query import Query
 from sglang_pic.core.spans import Span, merge_spans, subtract_spans
 from sglang_pic.core.tokens import Tokens, hold_media
-from sglang_pic.core.trie import Node, Trie
+from sglang_pic.core.trie import Node
 
 # Fewer tokens between two computed spans are computed too: a gap costs more.
 _MIN_PIECE_TOKENS = 16
@@ -54,38 +53,23 @@ class Guard:
     """The guard of one plan.
 
     Args:
-        policy: `edit` decides what is computed.
-        trie: the donors' paths.
-        tokens: the prompt.
-        lexicon: the texts of the tokens; without it everything after a changed field is computed.
-        cost: decides whether a piece of a run is worth splicing.
+        query: `policy.edit` decides what is computed; without a lexicon that is everything after a changed field.
     """
 
-    def __init__(
-        self,
-        policy: ReusePolicy,
-        *,
-        trie: Trie,
-        tokens: Tokens,
-        lexicon: Lexicon | None,
-        cost: CostModel | None,
-    ) -> None:
-        self._policy, self._tokens, self._lexicon, self._cost = policy, tokens, lexicon, cost
-        self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
+    def __init__(self, query: Query) -> None:
+        self._query, self._policy, self._tokens, self._lexicon = query, query.policy, query.tokens, query.lexicon
+        self._aligner = Aligner(query.trie, query.tokens, query.policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
         # Serial of a node -> the highest generation above it.
         self._above: dict[int, int] = {}
         self._parts: dict[tuple[Span, bytes], list[Difference]] = {}
         self._are_joined: dict[Span, bool] = {}
-        self._work = 0
         self._refused: list[Span] = []
-        self.dropped: Counter[DropReason] = Counter()
-        """Runs left out."""
 
     @property
     def work(self) -> int:
-        """Cost of looking for changed fields, in tokens compared."""
-        return self._work + self._aligner.work
+        """Cost of looking for changed fields beside what the query counts, in tokens compared."""
+        return self._aligner.work
 
     def admits(self, node: Node, start: int, end: int, shift: int) -> bool:
         """Whether the generation of a donor's rows allows splicing them at `[start, end)`."""
@@ -95,7 +79,7 @@ class Guard:
         if self._generation(node, end - shift) <= most:
             return True
         self._refused.append((start, end))
-        self.dropped[DropReason.GENERATION] += 1
+        self._query.dropped[DropReason.GENERATION] += 1
         return False
 
     def is_changed(self, node: Node, start: int, shift: int) -> bool:
@@ -109,7 +93,7 @@ class Guard:
         """
         alignment = self._align(node, run.target_start, run.shift)
         if len(alignment.fields) > MAX_ALIGNED_FIELDS:
-            self.dropped[DropReason.BUDGET] += 1
+            self._query.dropped[DropReason.BUDGET] += 1
             return None
         self._fields[run.target_start] = self._whole_words(alignment.fields, self._lexicon)
         generation = self._generation(node, run.donor_end)
@@ -141,7 +125,7 @@ class Guard:
                 continue
             added = {field.key: field for field in before} if num_behind + len(before) <= _MAX_FIELDS_BEHIND else None
             if added is None or len(fields) + sum(key not in fields for key in added) > _MAX_FIELDS:
-                self.dropped[DropReason.BUDGET] += 1
+                self._query.dropped[DropReason.BUDGET] += 1
                 continue
             fields.update(added)
             num_behind += len(before)
@@ -161,7 +145,7 @@ class Guard:
         for each in reversed(line):
             above = self._above[each.serial] = max(above, at.generation(each.start))
             at = each
-        self._work += budget.PER_NODE * len(line)
+        self._query.work += budget.PER_NODE * len(line)
         return max(above, node.generation(end))
 
     def _align(self, node: Node, start: int, shift: int) -> Alignment:
@@ -175,7 +159,7 @@ class Guard:
         """The fields, those of one word as one: a time of which hours and seconds changed."""
         if lexicon is None or len(fields) < 2:
             return fields
-        self._work += budget.PER_FIELD * len(fields)
+        self._query.work += budget.PER_FIELD * len(fields)
         whole = [fields[0]]
         for field in fields[1:]:
             last = whole[-1]
@@ -209,7 +193,7 @@ class Guard:
         tail = end - self._policy.edit_tail_tokens, end
         found = find_mentions(fields, self._tokens, self._lexicon)
         if found is None:
-            self.dropped[DropReason.BUDGET] += 1
+            self._query.dropped[DropReason.BUDGET] += 1
             return [*map(self._all_behind, fields)]
         return [
             self._all_behind(field)
@@ -236,7 +220,7 @@ class Guard:
         num_unclean = sum(run.num_tokens for run in runs) - sum(run.num_tokens for run in clean)
         if sum(end - start for start, end in lacking) <= num_unclean:
             return runs
-        self.dropped[DropReason.GENERATION] += len(runs) - len(clean)
+        self._query.dropped[DropReason.GENERATION] += len(runs) - len(clean)
         return clean
 
     def _cut(self, run: Run, behind: list[Mentions]) -> list[Run]:
@@ -247,7 +231,9 @@ class Guard:
         pieces: list[Run] = []
         for start, end in subtract_spans([(run.target_start, run.target_end)], spans):
             is_cut = start != run.target_start
-            if (is_cut or end != run.target_end) and not self._is_worth_it(end - start, start if is_cut else None):
+            is_piece = is_cut or end != run.target_end
+            is_long_enough = end - start >= _MIN_PIECE_TOKENS
+            if is_piece and not (is_long_enough and self._query.is_worth_it(end - start, start if is_cut else None)):
                 continue
             spliced_to = pieces[-1].target_end if pieces else run.target_start - run.seam_len
             piece = msgspec.structs.replace(
@@ -258,13 +244,8 @@ class Guard:
                 seam_len=min(start - spliced_to, self._policy.seam_tokens) if is_cut else run.seam_len,
             )
             pieces.append(piece)
-        self.dropped[DropReason.CHANGED_FIELD] += not pieces
+        self._query.dropped[DropReason.CHANGED_FIELD] += not pieces
         return pieces
-
-    def _is_worth_it(self, num_tokens: int, gap_start: int | None) -> bool:
-        if num_tokens < _MIN_PIECE_TOKENS:
-            return False
-        return self._cost is None or self._cost.saves(num_tokens, gap_start) > 0
 
 
 def _parts_of_messages(field: Difference, tokens: Tokens, lexicon: Lexicon) -> list[Difference]:

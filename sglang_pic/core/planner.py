@@ -25,7 +25,7 @@ from sglang_pic.core.query import Query
 
 def make_plan(query: Query) -> tuple[Plan, int]:
     """The plan of a prompt, and its cost in tokens compared, which is O(tokens after the prefix) in any case."""
-    guard = Guard(query.policy, trie=query.trie, tokens=query.tokens, lexicon=query.lexicon, cost=query.options.cost)
+    guard = Guard(query)
     finder = Finder(query, guard)
     found = finder.runs()
     guarded = guard.protect(found)
@@ -39,7 +39,7 @@ def make_plan(query: Query) -> tuple[Plan, int]:
     if plan.runs and not _saves(plan, query):
         query.dropped[DropReason.COST_GATE] += len(plan.runs)
         plan = msgspec.structs.replace(plan, runs=())
-    return msgspec.structs.replace(plan, dropped=dict(query.dropped + guard.dropped)), finder.work
+    return msgspec.structs.replace(plan, dropped=dict(+query.dropped)), finder.work
 
 
 def _saves(plan: Plan, query: Query) -> bool:

@@ -39,9 +39,9 @@ class Query:
     paths: PlanPaths = field(init=False)
     """The paths of the donors."""
     dropped: Counter[DropReason] = field(init=False, default_factory=Counter)
-    """Counts candidates that are no runs, by reason; the guard counts its own."""
+    """Counts candidates that are no runs, by reason."""
     work: int = field(init=False, default=0)
-    """Cost of finding runs so far, in tokens compared, beside that of the paths and the trie's steps."""
+    """Cost of finding runs so far, in tokens compared, beside that of the paths, the trie's steps and alignments."""
     stop: int = field(init=False)
     """Runs end here: the last token, and all from the first wanted logprob on, are computed."""
     tail_start: int = field(init=False)
@@ -57,3 +57,11 @@ class Query:
     def end(self) -> int:
         """The prompt's length."""
         return len(self.tokens)
+
+    def is_worth_it(self, num_tokens: int, gap_start: int | None) -> bool:
+        """Whether splicing a run saves time, by the measured costs; True without them.
+
+        Args:
+            gap_start: of the gap that the run adds, if it adds one.
+        """
+        return self.options.cost is None or self.options.cost.saves(num_tokens, gap_start) > 0

@@ -157,14 +157,20 @@ class Trie:
             self._ages.move_to_end(node.serial)
 
 
+def node_before(node: Node, end: int) -> Node:
+    """The node on the path to `node` with the token before `end`."""
+    while node.start >= end:
+        assert node.parent is not None, "a path has no token before position 0"
+        node = node.parent
+    return node
+
+
 def tokens_before(node: Node, end: int, length: int) -> Tokens:
     """The `length` tokens before position `end` of the path to `node`; `length` must not exceed `end`."""
     parts: list[Tokens] = []
     at = end
     while at > end - length:
-        while node.start >= at:
-            assert node.parent is not None, "a path has no token before position 0"
-            node = node.parent
+        node = node_before(node, at)
         if node.start <= end - length and not parts:
             return node.tokens[end - length - node.start : end - node.start]
         parts.append(node.tokens[max(0, end - length - node.start) : at - node.start])
