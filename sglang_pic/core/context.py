@@ -14,11 +14,12 @@ Three kinds of runs are different (bench/results/study/context.md):
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Run
@@ -50,19 +51,36 @@ class _Unlike(Enum):
     OTHER = "it is another text"
 
 
-def find_reordered(runs: Sequence[Run], tokens: Tokens) -> list[bool]:
-    """For each run of a plan for these tokens whether the prompt has reordered it; cost: O(n) for n runs of a donor,
-    O(n**2) in numpy if they are not in its order.
+def spans_in_order(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:
+    """For each run of a plan the span of the prompt in which its order lets it be spliced.
+
+    A run that changed sides with others, but whose text the prompt has in the donor's place, too, is a copy, such as a
+    file that is read again: it reorders nothing, and is not spliced near the end. Arguments as of `spans_by_context`.
+
+    Returns:
+        All up to `last` for runs in order, nothing for those that the prompt has reordered.
+    """
+    changed = _find_reordered(runs)
+    copies = {at for at in np.flatnonzero(changed).tolist() if _is_copy(runs, at, tokens)}
+    others = [at for at in range(len(runs)) if at not in copies]
+    reordered = _find_reordered([runs[at] for at in others]) if copies else changed
+    spans = [(0, last - num_tail)] * len(runs)
+    for at, is_reordered in zip(others, reordered, strict=True):
+        spans[at] = (0, 0 if is_reordered else last)
+    return spans
+
+
+def _find_reordered(runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+    """For each run of a plan whether the prompt has reordered it; cost: O(n) for n runs of a donor, O(n**2) in
+    numpy if they are not in its order.
 
     A run is reordered if, of the runs with the same donor, those that it has changed sides with have at least a quarter
-    of its length; and after another text if such runs have three donors and most of the spliced tokens. Text that
-    is in the donor's place, too, is a copy, such as a file that is read again: it changes no order.
+    of its length; and after another text if such runs have three donors and most of the spliced tokens.
     """
     reordered = np.zeros(len(runs), bool)
     by_donor: dict[Path, list[int]] = defaultdict(list)
-    moved = [*_moved(runs, tokens)]
-    for at in moved:
-        by_donor[runs[at].donor].append(at)
+    for at, run in enumerate(runs):
+        by_donor[run.donor].append(at)
     for places in map(np.array, by_donor.values()):
         here, there, lengths = (
             np.array([getattr(runs[at], name) for at in places])
@@ -75,32 +93,23 @@ def find_reordered(runs: Sequence[Run], tokens: Tokens) -> list[bool]:
             rows = slice(start, start + _ROWS)
             changed_sides = (here[rows, None] < here) != (there[rows, None] < there)
             reordered[places[rows]] = changed_sides @ lengths >= _MOST_CHANGED_SIDES * lengths[rows]
-    others = [at for at in moved if runs[at].is_other]
+    others = [at for at, run in enumerate(runs) if run.is_other]
     num_spliced = sum(run.num_tokens for run in runs)
     if (
         len({runs[at].donor for at in others}) >= _LEAST_DONORS
         and 2 * sum(runs[at].num_tokens for at in others) > num_spliced
     ):
         reordered[others] = True
-    return reordered.tolist()
+    return reordered
 
 
-def _moved(runs: Sequence[Run], tokens: Tokens) -> Iterator[int]:
-    """The places of the runs that are no copies: their text does not stand at the donor's place in the prompt, nor as
-    far from it as a run before."""
-    shifts: dict[int, None] = {}
-    for at, run in enumerate(runs):
-        others = {0, *list(shifts)[-_MOST_SHIFTS:]} - {run.shift}
-        if not any(_is_equal(tokens, run.donor_start + shift, run) for shift in others):
-            yield at
-        shifts.pop(run.shift, None)
-        shifts[run.shift] = None
-
-
-def _is_equal(tokens: Tokens, start: int, run: Run) -> bool:
-    """Whether a run's tokens stand at another place, too."""
+def _is_copy(runs: Sequence[Run], at: int, tokens: Tokens) -> bool:
+    """Whether a run's text stands at its donor's place in the prompt, too, or as far from it as one of the last runs
+    before it."""
+    run, others = runs[at], runs[max(0, at - _MOST_SHIFTS) : at]
     here = tokens[run.target_start : run.target_end]
-    return 0 <= start <= len(tokens) - len(here) and common_len(tokens[start:], here) == len(here)
+    places = (run.donor_start + shift for shift in {0, *(other.shift for other in others)} - {run.shift})
+    return any(place >= 0 and common_len(tokens[place:], here) == len(here) for place in places)
 
 
 def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:

@@ -9,8 +9,8 @@ gone     the request before had a correction of what is asked, behind it or in f
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
 again    calls of traces that end in the result of a tool, which was read some steps earlier too: the request before had
          the session up to there and the same result behind it; a kind for each trace
-twice    sessions in which two results are read again one after the other, the later one first; the request before had
-         the session without that; a kind for each trace
+twice    sessions in which two results are read again one after the other, the later one first, before the last steps;
+         the request before had the session up to there; a kind for each trace
 NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
 
@@ -64,7 +64,7 @@ LEAST_READ, _MOST_READ = 192, 1024
 UNREAD = (96, 0.45)
 """Text before such a result that the request before had not: fewest tokens, and the largest share of the prompt."""
 _OF_A_SESSION, _SYSTEM_CHARACTERS = 4, 3200
-_STEPS, _RESULT_CHARACTERS = 3, 2400
+_STEPS, _RESULT_CHARACTERS = 4, 2000
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480, 720)
@@ -333,17 +333,18 @@ class Cases:
     def _made_twice(
         self, kind: str, name: str, call: Call, messages: list[Message], rng: random.Random
     ) -> Prompt | None:
-        """Some steps of the session up to this result, all cut to some characters, and two of their results again;
-        None if the text is too long, or the default splices nothing."""
-        last, cut = len(messages) - 2, msgspec.structs.replace
-        places = [at for at in range(3, last - 1) if _is_step(messages[at - 1 : at + 2])]
-        if not places:
+        """The end of a session, in which two results are read again before the last steps; None if the text is too
+        long, or the default splices nothing. Results are cut to some characters."""
+        end, cut = len(messages) - 2, msgspec.structs.replace
+        places = [at for at in range(3, end - 1) if _is_step(messages[at - 1 : at + 2])]
+        if len(places) <= _STEPS:
             return None
-        first = rng.choice(places[-_STEPS:])
+        first, last = sorted(rng.sample(places[-_STEPS - 1 :], 2))
         messages = [_shortened(each, _RESULT_CHARACTERS) for each in messages]
         before = [*messages[:2], *messages[first - 1 : last + 1]]
-        steps = [*before, *messages[last - 1 : last + 1], *messages[first - 1 : first + 1]]
-        encoded = self.encoder.encode(cut(call, tools=None, messages=steps, completion=messages[first + 1]))
+        again = [*messages[last - 1 : last + 1], *messages[first - 1 : first + 1]]
+        steps = [*before, *again, *messages[last + 1 : end + 1]]
+        encoded = self.encoder.encode(cut(call, tools=None, messages=steps, completion=messages[end + 1]))
         ids = encoded.tokens.tolist()
         gold = encoded.path.tolist()[len(ids) :][:ANSWER_TOKENS]
         if len(ids) > self.longest or len(gold) < ANSWER_TOKENS:
