@@ -61,7 +61,7 @@ _GRAMMAR = frozenset(
     )
 )
 # They name nothing where a value has another word.
-_JOINING = frozenset(("a", "an", "and", "or", "the"))
+_JOINING = frozenset(re.findall("[a-z]+", "a an and as at by for from in of or the to with"))
 
 
 class _Place(NamedTuple):
