@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files", metavar="FILE", nargs="+", type=Path, help="the skill; several files are compiled in one pass"
     )
     compiling.add_argument("--behind", type=Path, metavar="FILE", help="the system prompt that the skill is used with")
-    actions.add_parser("list", parents=[shared], help="list the skills that the server keeps, oldest first")
+    actions.add_parser("list", parents=[shared], help="list the server's skills, as it would release them")
     dropping = actions.add_parser("drop", parents=[shared], help="drop a skill")
     dropping.add_argument("name", metavar="NAME", help="as `list` shows it")
 

@@ -194,7 +194,7 @@ class Skills(_Client["httpx.Client"]):
         return self._run(self._compile(name, text, behind))
 
     def list(self) -> tuple[Pin, ...]:
-        """All pins in this namespace, oldest first, also those of other clients."""
+        """All pins in this namespace, also those of other clients; first those that would be released first."""
         return self._run(self._list())
 
     def drop(self, name: str) -> bool:
