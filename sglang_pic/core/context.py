@@ -19,12 +19,11 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Run
 from sglang_pic.core.spans import Span
-from sglang_pic.core.tokens import Tokens, common_len
+from sglang_pic.core.tokens import Tokens
 
 _MOST_CHANGED_SIDES = 1 / 4
 """Runs of one donor that are on the other side of a run than in the donor, in lengths of that run."""
@@ -51,26 +50,7 @@ class _Unlike(Enum):
     OTHER = "it is another text"
 
 
-def spans_in_order(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:
-    """For each run of a plan the span of the prompt in which its order lets it be spliced.
-
-    A run that changed sides with others, but whose text the prompt has in the donor's place, too, is a copy, such as a
-    file that is read again: it reorders nothing, and is not spliced near the end. Arguments as of `spans_by_context`.
-
-    Returns:
-        All up to `last` for runs in order, nothing for those that the prompt has reordered.
-    """
-    changed = _find_reordered(runs)
-    copies = {at for at in np.flatnonzero(changed).tolist() if _is_copy(runs, at, tokens)}
-    others = [at for at in range(len(runs)) if at not in copies]
-    reordered = _find_reordered([runs[at] for at in others]) if copies else changed
-    spans = [(0, last - num_tail)] * len(runs)
-    for at, is_reordered in zip(others, reordered, strict=True):
-        spans[at] = (0, 0 if is_reordered else last)
-    return spans
-
-
-def _find_reordered(runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+def find_reordered(runs: Sequence[Run]) -> list[bool]:
     """For each run of a plan whether the prompt has reordered it; cost: O(n) for n runs of a donor, O(n**2) in
     numpy if they are not in its order.
 
@@ -100,16 +80,7 @@ def _find_reordered(runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
         and 2 * sum(runs[at].num_tokens for at in others) > num_spliced
     ):
         reordered[others] = True
-    return reordered
-
-
-def _is_copy(runs: Sequence[Run], at: int, tokens: Tokens) -> bool:
-    """Whether a run's text stands at its donor's place in the prompt, too, or as far from it as one of the last runs
-    before it."""
-    run, others = runs[at], runs[max(0, at - _MOST_SHIFTS) : at]
-    here = tokens[run.target_start : run.target_end]
-    places = (run.donor_start + shift for shift in {0, *(other.shift for other in others)} - {run.shift})
-    return any(place >= 0 and common_len(tokens[place:], here) == len(here) for place in places)
+    return reordered.tolist()
 
 
 def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:

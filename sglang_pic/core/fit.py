@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import msgspec
 
-from sglang_pic.core.context import spans_by_context, spans_in_order
+from sglang_pic.core.context import find_reordered, spans_by_context
 from sglang_pic.core.plan import DropReason, Run
 from sglang_pic.core.query import Query
 from sglang_pic.core.spans import Span, whole_part
@@ -33,23 +33,19 @@ class Fitter:
         return self._keep_images(self._within_limits(self._before_tail(self._in_order(runs), found)))
 
     def _in_order(self, runs: list[Run]) -> list[Run]:
-        """The parts of the runs that may be spliced in the prompt's order."""
+        """The runs without those that the prompt has reordered."""
         if self._policy.reordered == "splice":
             return runs
-        spans = spans_in_order(runs, self._query.tokens, self._query.stop + 1, self._num_tail)
-        return self._cut(runs, spans, DropReason.REORDERED)
+        reordered = find_reordered(runs)
+        return self._cut(runs, [(0, 0) if each else (0, self._query.end) for each in reordered], DropReason.REORDERED)
 
     def _before_tail(self, runs: list[Run], found: Sequence[Run]) -> list[Run]:
         """The parts of the runs that may be spliced so near to the prompt's end after the donor's context."""
-        spans = spans_by_context(found, self._query.tokens, self._query.stop + 1, self._num_tail)
+        policy = self._policy
+        tail = max(policy.tail_tokens, policy.other_tail_tokens) if policy.tail_tokens else 0
+        spans = spans_by_context(found, self._query.tokens, self._query.stop + 1, tail)
         starts = [run.target_start for run in found]
         return self._cut(runs, [spans[bisect_right(starts, run.target_start) - 1] for run in runs], DropReason.TAIL)
-
-    @property
-    def _num_tail(self) -> int:
-        """Tokens at the end where rows of another context are not spliced."""
-        policy = self._policy
-        return max(policy.tail_tokens, policy.other_tail_tokens) if policy.tail_tokens else 0
 
     def _cut(self, runs: list[Run], spans: Sequence[Span], reason: DropReason) -> list[Run]:
         """The parts of the runs in these spans, or that are pinned."""

@@ -165,23 +165,6 @@ def test_documents_in_another_order_are_computed(order: list[int], spliced: set[
         assert (DropReason.REORDERED in plan.dropped) == (wanted != {*order})
 
 
-@pytest.mark.parametrize("added", [0, 1, 90])
-@pytest.mark.parametrize("again", [[0, 1], [1, 0], [2, 0, 1]])
-def test_documents_that_are_read_again_change_no_order(again: list[int], added: int) -> None:
-    """In any order, also where text in front of all was added; out of order they are computed near the end."""
-    head, more, question, *texts = (text(seed, n) for seed, n in enumerate((3000, 90, 600, *[500] * 3), start=60))
-    index = index_of(join(head, *texts), config=CoreConfig(edit="in_place"))
-    first = [head, *texts] if not added else [head[:60], more[:added], head[60:], *texts]
-    parts = [part for i in again for part in (texts[i], text(90 + i, 120))]
-    plan = plan_of(index, *first, *parts, question, prefix_len=0 if added else 4500)
-    starts = [4500 + added + 620 * at for at in range(len(again))]
-    assert all(any(run.target_start < at + 400 < run.target_end for run in plan.runs) for at in starts)
-    assert DropReason.REORDERED not in plan.dropped
-    near = plan_of(index, *first, *parts, question[:10], prefix_len=0 if added else 4500)
-    is_in_order = again == sorted(again)
-    assert (near.end - near.runs[-1].target_end < 512) == is_in_order
-
-
 def test_a_run_behind_one_that_goes_gets_a_seam() -> None:
     """It went on in the context of that one."""
     head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 700, *[400] * 3), start=80))

@@ -9,8 +9,6 @@ gone     the request before had a correction of what is asked, behind it or in f
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
 again    calls of traces that end in the result of a tool, which was read some steps earlier too: the request before had
          the session up to there and the same result behind it; a kind for each trace
-twice    sessions in which two results are read again one after the other, the later one first, before the last steps;
-         the request before had the session up to there; a kind for each trace
 NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
 
@@ -51,7 +49,6 @@ from sglang_pic.core import CoreConfig, Plan, PlanOptions, ReusePolicy, RowSourc
 from sglang_pic.core import Path as DonorPath
 
 T = TypeVar("T")
-_Make = Callable[[str, str, Call, list[Message], random.Random], "Prompt | None"]
 
 ANSWER_TOKENS = 32
 COPIED_TOKENS = 128
@@ -64,7 +61,6 @@ LEAST_READ, _MOST_READ = 192, 1024
 UNREAD = (96, 0.45)
 """Text before such a result that the request before had not: fewest tokens, and the largest share of the prompt."""
 _OF_A_SESSION, _SYSTEM_CHARACTERS = 4, 3200
-_STEPS, _RESULT_CHARACTERS = 4, 2000
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480, 720)
@@ -162,8 +158,7 @@ class Cases:
     def of(self, kind: str, num: int) -> Iterator[Prompt]:
         """Candidates of a kind, `num` at most of each of its sources."""
         made = {"order": self._order, "drawn": self._drawn, "tools": self._tools}
-        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields}
-        made |= {"again": partial(self._again, self._made_again), "twice": partial(self._again, self._made_twice)}
+        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields, "again": self._again}
         return made[kind](num) if kind in made else self._calls(kind, num)
 
     def _order(self, num: int) -> Iterator[Prompt]:
@@ -304,23 +299,22 @@ class Cases:
             if found >= num:
                 return
 
-    def _again(self, make: _Make, num: int) -> Iterator[Prompt]:
-        return in_turn([self._read_again(make, path, num) for path in self.data if not is_question_set(path)])
+    def _again(self, num: int) -> Iterator[Prompt]:
+        return in_turn([self._read_again(path, num) for path in self.data if not is_question_set(path)])
 
-    def _read_again(self, make: _Make, path: Path, num: int) -> Iterator[Prompt]:
+    def _read_again(self, path: Path, num: int) -> Iterator[Prompt]:
         """Those of one trace: its sessions in a seeded order, a few results of each."""
         sessions = list(load(str(path)))
-        name = make.__name__.removeprefix("_made_")
-        rng = random.Random(f"{name}-{self.seed}")
+        rng = random.Random(f"again-{self.seed}")
         rng.shuffle(sessions)
-        kind, found = f"{name}-{_trace_name(str(path))}", 0
+        kind, found = f"again-{_trace_name(str(path))}", 0
         for session in sessions:
             call = max(session.calls(), key=lambda call: len(call.messages))
             messages = [_shortened(each) for each in call.messages]
             places = [at for at in range(5, len(messages) - 1) if _is_step(messages[at - 1 : at + 2])]
             taken = 0
             for at in rng.sample(places, len(places)):
-                made = make(kind, f"{session.session_id}-{at}", call, messages[: at + 2], rng)
+                made = self._made_again(kind, f"{session.session_id}-{at}", call, messages[: at + 2], rng)
                 if made is not None:
                     taken += 1
                     yield made
@@ -330,37 +324,15 @@ class Cases:
             if found >= num:
                 return
 
-    def _made_twice(
-        self, kind: str, name: str, call: Call, messages: list[Message], rng: random.Random
-    ) -> Prompt | None:
-        """The end of a session, in which two results are read again before the last steps; None if the text is too
-        long, or the default splices nothing. Results are cut to some characters."""
-        end, cut = len(messages) - 2, msgspec.structs.replace
-        places = [at for at in range(3, end - 1) if _is_step(messages[at - 1 : at + 2])]
-        if len(places) <= _STEPS:
-            return None
-        first, last = sorted(rng.sample(places[-_STEPS - 1 :], 2))
-        messages = [_shortened(each, _RESULT_CHARACTERS) for each in messages]
-        before = [*messages[:2], *messages[first - 1 : last + 1]]
-        again = [*messages[last - 1 : last + 1], *messages[first - 1 : first + 1]]
-        steps = [*before, *again, *messages[last + 1 : end + 1]]
-        encoded = self.encoder.encode(cut(call, tools=None, messages=steps, completion=messages[end + 1]))
-        ids = encoded.tokens.tolist()
-        gold = encoded.path.tolist()[len(ids) :][:ANSWER_TOKENS]
-        if len(ids) > self.longest or len(gold) < ANSWER_TOKENS:
-            return None
-        old = self.encoder.encode(cut(call, tools=None, messages=before, completion=None)).tokens.tolist()
-        made = self._made(kind, name, ids, [old], gold)
-        return made if made.plans["seam-64"].num_spliced else None
-
     def _made_again(
         self, kind: str, name: str, call: Call, messages: list[Message], rng: random.Random
     ) -> Prompt | None:
         """The session up to the answer to a result, behind the same without some of the steps before it; None if its
         text is too short or too long, or the default splices nothing."""
         *before, asks, result, answer = messages
+        length = len(self.text.ids(str(result.get("content") or "")))
         starts = [at for at in range(2, len(before)) if before[at]["role"] == "assistant"]
-        if not LEAST_READ <= self._count(str(result.get("content") or "")) <= _MOST_READ or not starts:
+        if not LEAST_READ <= length <= _MOST_READ or not starts:
             return None
         cut = msgspec.structs.replace
         for start in starts[::-1]:
@@ -439,12 +411,12 @@ def _is_step(messages: Sequence[Message]) -> bool:
     return [each["role"] == "assistant" for each in messages] == [True, False, True]
 
 
-def _shortened(message: Message, most: int | None = None) -> Message:
-    """A system prompt's beginning; of another message so many characters."""
+def _shortened(message: Message) -> Message:
+    """A system prompt's beginning; other messages as they are."""
     content = message.get("content")
-    if not isinstance(content, str):
+    if message["role"] != "system" or not isinstance(content, str):
         return message
-    return {**message, "content": content[: _SYSTEM_CHARACTERS if message["role"] == "system" else most]}
+    return {**message, "content": content[:_SYSTEM_CHARACTERS]}
 
 
 def _begins_with(gold: str, answer: str, _full: str) -> bool:
