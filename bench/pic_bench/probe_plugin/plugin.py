@@ -87,7 +87,7 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
     if config.ignore_prefix:
         _hook("AROUND", f"{_CACHE}.match_prefix", _ignore_prefix)
     if config.check_invariants:
-        _hook("AFTER", "sglang_pic.core.index.ContentIndex.publish", _check_invariants)
+        _hook("AFTER", "sglang_pic.core.index.ContentIndex._publish", _check_invariants)
     if config.watch_rows:
         _watch_rows(ctx.tp_worker)
     _hook(

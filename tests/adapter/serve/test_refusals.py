@@ -367,14 +367,15 @@ def test_rows_that_were_spliced_before_a_switch_are_known_after_the_next(monkeyp
     )
     cache: Any = make_tree(make_allocator(64, 1), stations=server.stations)
     server.serve([*range(400)])
-    num_donors = server.index.stats().num_donors
+    server.index.settle()
+    num_donors = server.index.size.num_donors
     req = server.plan(ids)
     assert req.pic.admit(0, len(ids), first_chunk=True).num_spliced > 200
     server.stations.modes.switch(Mode.OFF)
     cache.checkpoint_into_tree(req, up_to=len(ids))
     server.stations.modes.switch(Mode.AUTO)
     assert server.index.exactness(Namespace(), as_tokens(ids)).approximate_len > 200
-    assert server.index.stats().num_donors == num_donors
+    assert server.index.size.num_donors == num_donors
     # Of one that spliced nothing nothing is known that others need.
     plain = server.receive([*range(9000, 9300)])
     plain.pic.admit(0, 300, first_chunk=True)
