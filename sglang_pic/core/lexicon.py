@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
+from unicodedata import normalize
 
 import numpy as np
 import numpy.typing as npt
@@ -105,9 +106,10 @@ class Lexicon:
         added, book = list(texts), self._book
         if not added:
             return
-        folded, bare = [text.casefold() for text in added], [_without_signs(text) for text in added]
+        bare = [_without_signs(text) for text in added]
         signs = [len(text) - len(word) for word, text in zip(bare, added, strict=True)]
-        bare = [word.casefold() for word in bare]
+        bare = [_fold(word) for word in bare]
+        folded = [_fold(text[:length]) + word for word, text, length in zip(bare, added, signs, strict=True)]
         for token, word in enumerate(bare, start=len(self)):
             if word:
                 self._by_word[word].append(token)
@@ -249,6 +251,11 @@ def _append(known: npt.NDArray[_T], added: list[Any]) -> npt.NDArray[_T]:
 
 def _text(texts: list[str], token: int) -> str:
     return texts[token] if 0 <= token < len(texts) else ""
+
+
+def _fold(text: str) -> str:
+    """Without case, and forms of a letter or digit as one: full-width digits."""
+    return normalize("NFKC", text).casefold()
 
 
 def _without_signs(text: str) -> str:

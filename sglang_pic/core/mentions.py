@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 from unicodedata import category
 
@@ -22,6 +22,7 @@ from sglang_pic.core.conclusions import TOKENS_BEFORE, TOKENS_BEHIND, Named, fin
 from sglang_pic.core.lexicon import WORD_TOKENS, Lexicon, without_spaces
 from sglang_pic.core.spans import Span, merge_spans
 from sglang_pic.core.tokens import Tokens
+from sglang_pic.core.value_forms import grouped_numbers, groups_of, other_forms
 
 # A field is identified by its rarest words; words with more than `_MOST_PLACES` occurrences are ignored. At most
 # `_MOST_LOOKED_FOR` words, the rarest in any text, are looked for. A removed text may say more than a value: all its
@@ -40,6 +41,8 @@ _LINE_TOKENS = 24
 _WORD_BEGINS = 2
 # Tokens before a sign that may be signs of the same line or bar.
 _BESIDE_SIGNS = 3
+# Tokens beside a value that may be digits of the same number.
+_NUMBER_TOKENS = 16
 # Lines, bars and spinners that are drawn, and a mark at a sentence's end: they say nothing.
 _DRAWN = re.compile(r"[-=]{2,}>?|[\u2500-\u259f\u2800-\u28ff]|!(?=\s|$)")
 # A frequent word of the value counts if a word of the label is that near.
@@ -81,6 +84,8 @@ class _Names(NamedTuple):
     label: list[str]
     num_values: int
     """How many values the field may hold: one for every `_TOKENS_OF_VALUE` tokens of a removed text, else 1."""
+    forms: dict[str, set[str]]
+    """By word of the values: how else it is written."""
 
 
 class Mentions(NamedTuple):
@@ -106,9 +111,12 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     rare = {word: None for each in names for side in (*each.sides, each.label) for word in side if word not in short}
     # A field's own words, which may begin a little before the difference, are no mention.
     own = merge_spans((start - first - _WORD_BEGINS, end - first) for start, end in places)
-    places_of = lexicon.find(short, behind, rare=rare)
+    forms = {form: None for each in names for form in chain.from_iterable(each.forms.values())}
+    places_of = lexicon.find(short, behind, rare=rare | forms)
     if places_of is None:
         return None
+    for word, others in chain.from_iterable(each.forms.items() for each in names):
+        places_of[word] = sorted({*places_of[word], *chain.from_iterable(places_of[form] for form in others)})
     found = {word: _outside(at, own) for word, at in places_of.items()}
     frequent = {word: None for each in names for side in _frequent(each, found) for word in side}
     more = lexicon.find(frequent, behind)
@@ -240,9 +248,33 @@ def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -
     sides = [word for word in old if word not in new], [word for word in new if word not in old]
     first, second = sides if any(sides) else (list(old), list(new))
     label = [word for word in place.label if word not in old]
-    if field.new[0] == field.new[1]:
-        return _Names((first, second), label, 1 + len(field.old) // _TOKENS_OF_VALUE)
-    return _Names((_unusual(first, lexicon), _unusual(second, lexicon)), label, 1)
+    num_values = 1
+    if start == end:
+        num_values += len(field.old) // _TOKENS_OF_VALUE
+    else:
+        first, second = _unusual(first, lexicon), _unusual(second, lexicon)
+    forms = [
+        _forms_of(words, left, value, tokens[end:], lexicon)
+        for words, left, value in ((first, before, field.old), (second, tokens[:start], tokens[start:end]))
+    ]
+    # The date of a stamp of which only the time changed is no value.
+    same = {*old, *chain.from_iterable(forms[0].values())} & {*new, *chain.from_iterable(forms[1].values())}
+    return _Names(
+        (first, second), label, num_values, {word: each - same for side in forms for word, each in side.items()}
+    )
+
+
+def _forms_of(
+    words: Sequence[str], before: Tokens, value: Tokens, behind: Tokens, lexicon: Lexicon
+) -> dict[str, set[str]]:
+    """How else the words of a value are written, those that are numbers or groups of the digits of one."""
+    forms = {word: other_forms(word) for word in words if any(map(str.isdigit, word))}
+    if forms:
+        texts = [lexicon.text(each) for each in (before[-_NUMBER_TOKENS:], value, behind[:_NUMBER_TOKENS])]
+        for number in grouped_numbers("".join(texts), len(texts[0]), len(texts[0] + texts[1])):
+            for word in forms.keys() & groups_of(number):
+                forms[word] |= other_forms(number)
+    return forms
 
 
 def _unusual(words: list[str], lexicon: Lexicon) -> list[str]:
