@@ -22,6 +22,8 @@ class Loss(NamedTuple):
     """An arm beside exact hits on the same prompts."""
 
     prompts: int
+    spliced_in: int
+    """Prompts of which it splices something; the others cannot lose their answer."""
     computed: float
     """Share of the tokens behind exact prefixes that is computed; tokens that are computed twice count twice."""
     lost: int
@@ -71,6 +73,7 @@ def _loss(some: Sequence[Record], exact: Sequence[Record]) -> Loss:
     moved = [each.recovery for each in some if each.recovery is not None]
     return Loss(
         prompts=len({each.prompt for each in some}),
+        spliced_in=len({each.prompt for each in some if each.spliced}),
         computed=sum(each.tokens - each.spliced + each.again for each in some) / sum(each.tokens for each in some),
         lost=lost,
         won=won,

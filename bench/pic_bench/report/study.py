@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from pic_bench.pages.page_tables import fill_in
+from pic_bench.paired.table import most_lost
 from pic_bench.report.markdown import markdown_table
 from pic_bench.report.numbers import JINJA, divergence, percent, table_of, times
 
@@ -106,9 +107,14 @@ def _paired(losses: Sequence[Json], arm: str) -> str:
 
 
 def _most_lost(losses: Sequence[Json], arm: str) -> str:
-    """The upper bound of the share of answers that an arm of the paired experiment loses."""
+    """The upper bound of the share of answers that an arm of the paired experiment loses: of all prompts, and of those
+    that it splices in where the record counts them."""
     loss = _of_arm(losses, arm)
-    return "-" if loss is None else percent(loss["most_lost"], 1)
+    if loss is None:
+        return "-"
+    of_all = percent(loss["most_lost"], 1)
+    num = loss.get("spliced_in")
+    return f"{of_all}; {percent(most_lost(loss['lost'], num), 1)} of {num}" if num else of_all
 
 
 def _recovery(losses: Sequence[Json], arm: str) -> str:
