@@ -17,7 +17,8 @@ from pic_bench.paired.cases import ANSWER_TOKENS, TRACE_TOKENS, Cases, Prompt
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import Record
-from pic_bench.paired.table import losses, most_lost, table_of
+from pic_bench.paired.table import losses, table_of
+from pic_bench.report.stats import most_lost
 from pic_traces.encode import load_encoder
 from scipy.stats import binom
 

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.stats import beta
 
 from pic_bench.paired.record import Record
 from pic_bench.report.markdown import Table
+from pic_bench.report.stats import most_lost
 
 MOST_LOST: Final = 0.03
 """An arm may be this much below exact hits, by the upper bound."""
 MOST_KL: Final = 0.005
-_SURE: Final = 0.95
 
 
 class Loss(NamedTuple):
@@ -45,14 +44,6 @@ class Loss(NamedTuple):
     def passes(self) -> bool:
         """Whether nothing says that answers suffer."""
         return self.most_lost <= MOST_LOST and self.kl <= MOST_KL and self.flips <= self.exact_flips
-
-
-def most_lost(lost: int, num: int) -> float:
-    """The exact upper bound of a share (Clopper and Pearson, Biometrika 26 (1934), 404-413): 0 of 177 are up to 1.7 %.
-
-    NOTE: what is won must not be set against it: intervals of a difference are too narrow where nothing was lost.
-    """
-    return 1.0 if lost == num else float(beta.ppf(_SURE, lost + 1, num - lost))
 
 
 def losses(records: Sequence[Record]) -> dict[tuple[str, str], Loss]:

@@ -17,9 +17,9 @@ from statistics import fmean
 from typing import Any, Final
 
 from pic_bench.pages.page_tables import fill_in
-from pic_bench.paired.table import most_lost
 from pic_bench.report.markdown import markdown_table
 from pic_bench.report.numbers import JINJA, divergence, percent, table_of, times
+from pic_bench.report.stats import most_lost
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "results"
 PAGES: Final = RESULTS / "study"
