@@ -151,8 +151,9 @@ class Measure:
             self._forward.compute(ids[gaps], gaps, rows, probe=self._scoring(arm.whole, gaps, last, scores))
             chosen = self._chosen(arm, scores)
             for block in chosen:
+                again += int((~is_spliced[block.start : block.end]).sum())
                 is_spliced[block.start : block.end] = False
-            again = sum(block.end - block.start for block in chosen) + num - last
+            again += num - last
             gaps = torch.cat([torch.arange(block.start, block.end) for block in chosen] + [torch.arange(last, num)])
         at = torch.cat([gaps, torch.arange(num, len(ids) - 1)])
         hidden = self._forward.compute(ids[at], at, rows)[-len(answer) :]

@@ -18,7 +18,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     spliced: int
     """Of these, rows of a donor when the answer begins."""
     again: int
-    """Computed twice: in pass two, after pass one had spliced or computed them."""
+    """Computed in both passes: the seams of what pass two computes whole, and the end."""
     kept: bool
     """Every token of the full prefill's answer is the likeliest one."""
     right: bool
