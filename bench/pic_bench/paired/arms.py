@@ -5,8 +5,6 @@ Policies are the product's own plans. The others:
     exact       the full prefill's own rows, in the places of those that `most` splices
     unrotated   the rows of `most`, with the rotation that they had with their donors
     block-1     the runs of `any-order` are blocks; the one with the best attended token is computed whole in pass two
-    block-2     the two best ones
-    random-N    as block-1, but a block that seed N draws, and so many more that no fewer tokens are computed
     tokens-N    of what `most` splices, tokens that seed N draws are computed, as many as `seam-64` computes
 """
 
@@ -50,12 +48,8 @@ class Arm:
     rotates: bool = True
     is_exact: bool = False
     """The rows are the full prefill's own."""
-    attended: int = 0
-    """So many of `whole` are computed in pass two: those with the best attended tokens."""
     whole: Sequence[Block] = ()
-    """The spans that may be computed whole in pass two."""
-    drawn: random.Random | None = None
-    """Draws the tokens of pass two instead of looking at attention."""
+    """The one with the best attended token is computed whole in pass two; without any there is none."""
 
 
 def blocks_of(plan: Plan, donors: Sequence[object], *, whole: bool = False) -> list[Block]:
@@ -75,10 +69,16 @@ def policy_arms(plans: Mapping[str, Plan], donors: Sequence[object], number: int
     seed, num = number % SEEDS, plans["most"].num_spliced - plans["seam-64"].num_spliced
     places = [at for block in most for at in range(block.start, block.end)]
     drawn = {*random.Random(f"tokens-{seed}-{number}").sample(places, max(0, num))}
-    return [*arms, Arm(name=f"tokens-{seed}", blocks=[part for block in most for part in without(block, drawn)])]
+    return [*arms, Arm(name=f"tokens-{seed}", blocks=[part for block in most for part in _without(block, drawn)])]
 
 
-def without(block: Block, drawn: Set[int]) -> list[Block]:
+def attended_arm(plan: Plan, donors: Sequence[object]) -> Arm | None:
+    """The second pass; none where there is little to choose."""
+    whole, spliced = blocks_of(plan, donors, whole=True), blocks_of(plan, donors)
+    return Arm(name="block-1", blocks=spliced, whole=whole) if len(spliced) >= LEAST_BLOCKS else None
+
+
+def _without(block: Block, drawn: Set[int]) -> list[Block]:
     """The parts of a block between some tokens."""
     parts, start = [], block.start
     for at in (*sorted(each for each in drawn if block.start <= each < block.end), block.end):
@@ -86,16 +86,3 @@ def without(block: Block, drawn: Set[int]) -> list[Block]:
             parts.append(Block(start, at, block.donor, block.donor_start + start - block.start))
         start = at + 1
     return parts
-
-
-def attended_arms(plan: Plan, donors: Sequence[object], number: int) -> list[Arm]:
-    """The second pass, and two of the random seeds, by the prompt's number; none where there is little to choose."""
-    whole, spliced = blocks_of(plan, donors, whole=True), blocks_of(plan, donors)
-    if len(spliced) < LEAST_BLOCKS:
-        return []
-    arms = [Arm(name=f"block-{num}", blocks=spliced, whole=whole, attended=num) for num in (1, 2)]
-    seeds = [(2 * number + i) % SEEDS for i in range(2)]
-    return arms + [
-        Arm(name=f"random-{seed}", blocks=spliced, whole=whole, attended=1, drawn=random.Random(f"{seed}-{number}"))
-        for seed in seeds
-    ]

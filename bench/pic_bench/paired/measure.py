@@ -16,9 +16,8 @@ from torch import Tensor
 
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import SURE
-from pic_bench.paired.arms import Arm, Block, attended_arms, blocks_of, policy_arms
+from pic_bench.paired.arms import Arm, Block, attended_arm, policy_arms
 from pic_bench.paired.cases import Judge, Prompt, donor_ends
-from pic_bench.paired.changed import changed_arms
 from pic_bench.paired.forward import Forward, Probe, Rows
 from pic_bench.paired.record import Record
 from sglang_pic.core import Tokens, as_tokens, common_len
@@ -67,15 +66,12 @@ class Measure:
         if not full.answer or (prompt.judge is not None and not prompt.judge(said, said)):
             return
         arms = policy_arms(prompt.plans, paths, number)
-        if is_stale and paths:
-            spliced = blocks_of(prompt.plans["most"], paths)
-            arms += changed_arms(prompt.ids, paths[0].tokens(), spliced, self._text, number)
-        elif prompt.judge is not None and "any-order" in prompt.plans:
-            arms += attended_arms(prompt.plans["any-order"], paths, number)
+        if not is_stale and prompt.judge is not None and "any-order" in prompt.plans:
+            arms += filter(None, [attended_arm(prompt.plans["any-order"], paths)])
         donors = donors or [self._computed(path.tokens(end).tolist()) for path, end in ends.items()]
         known: dict[object, Record] = {}
         for arm in arms:
-            key = (tuple(arm.blocks), arm.rotates, arm.is_exact, arm.attended, arm.drawn)
+            key = (tuple(arm.blocks), arm.rotates, arm.is_exact, tuple(arm.whole))
             if key not in known:
                 known[key] = self._record(prompt, full, arm, [rows for rows, _ in donors], stale)
             yield msgspec.structs.replace(known[key], arm=arm.name)
@@ -146,15 +142,13 @@ class Measure:
         gaps = (~is_spliced[:num]).nonzero()[:, 0]
         again = 0
         last = max(block.end for block in arm.blocks)
-        if arm.attended:
+        if arm.whole:
             scores = [0.0] * len(arm.whole)
             self._forward.compute(ids[gaps], gaps, rows, probe=self._scoring(arm.whole, gaps, last, scores))
-            chosen = self._chosen(arm, scores)
-            for block in chosen:
-                again += int((~is_spliced[block.start : block.end]).sum())
-                is_spliced[block.start : block.end] = False
-            again += num - last
-            gaps = torch.cat([torch.arange(block.start, block.end) for block in chosen] + [torch.arange(last, num)])
+            block = arm.whole[scores.index(max(scores))]
+            again = int((~is_spliced[block.start : block.end]).sum()) + num - last
+            is_spliced[block.start : block.end] = False
+            gaps = torch.cat([torch.arange(block.start, block.end), torch.arange(last, num)])
         at = torch.cat([gaps, torch.arange(num, len(ids) - 1)])
         hidden = self._forward.compute(ids[at], at, rows)[-len(answer) :]
         logits = self._forward.logits(hidden)
@@ -222,19 +216,6 @@ class Measure:
                 scores[i] += float(mean[block.start : block.end].max())
 
         return probe
-
-    def _chosen(self, arm: Arm, scores: Sequence[float]) -> list[Block]:
-        """The blocks of pass two, in order."""
-        order = sorted(range(len(scores)), key=lambda i: -scores[i])
-        wanted = [arm.whole[i] for i in order[: arm.attended]]
-        if arm.drawn is not None:
-            num = sum(block.end - block.start for block in wanted)
-            drawn = arm.drawn.sample(list(arm.whole), len(arm.whole))
-            wanted, have = [], 0
-            while have < num and drawn:
-                wanted.append(drawn.pop())
-                have += wanted[-1].end - wanted[-1].start
-        return sorted(wanted)
 
     def _is_right(self, prompt: Prompt, full: Full, rows: Rows, likeliest: Sequence[int], judge: Judge) -> bool:
         """Whether the arm's own greedy answer is right, which parts from the full prefill's somewhere."""
