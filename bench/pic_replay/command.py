@@ -25,13 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", required=True, metavar="URL", help="the server, e.g. http://127.0.0.1:30000")
     parser.add_argument("--out", required=True, metavar="DIR", help="run folder to write")
     parser.add_argument("--sessions", type=int, default=1, metavar="N", help="sessions side by side (default: 1)")
-    parser.add_argument(
-        "--spread-s", type=float, metavar="S", help="start sessions at random moments within S seconds (Poisson)"
-    )
-    parser.add_argument(
-        "--pause-s", type=float, default=0.0, metavar="S", help="mean pause between a session's calls (default: 0)"
-    )
-    parser.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
     parser.add_argument("--limit-sessions", type=int, metavar="N", help="only the first N sessions of the trace")
     parser.add_argument("--limit-calls", type=int, metavar="N", help="only the first N calls of the trace")
     parser.add_argument("--max-tokens", type=int, default=16, metavar="N", help="output tokens a call (default: 16)")

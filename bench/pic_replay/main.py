@@ -75,8 +75,7 @@ def _run(job: Job) -> int:
         replay = Replay(target, sessions, records, progress, turn)
         try:
             replay.warm_up(_warmup_calls(options.warmup))
-            num_users = options.sessions if options.spread_s is None else len(sessions)
-            users.run_users(replay, min(num_users, len(sessions)))
+            users.run_users(replay, min(options.sessions, len(sessions)))
         except KeyboardInterrupt:
             interrupted = True
             replay.stop("interrupted")

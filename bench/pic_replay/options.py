@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from enum import Enum
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,7 +10,6 @@ import msgspec
 from pic_traces.errors import OptionError
 from pic_traces.session import JsonValue
 
-from pic_replay.pace import Pace
 from sglang_pic.arguments import is_http
 
 
@@ -40,9 +38,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     base_url: str
     out: str
     sessions: int = 1
-    spread_s: float | None = None
-    pause_s: float = 0.0
-    pace_seed: int = 1
     limit_sessions: int | None = None
     limit_calls: int | None = None
     max_tokens: int = 16
@@ -70,21 +65,11 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise OptionError(f"{name}={value!r}: must be {lowest} or more.")
         if self.logprobs > 20:
             raise OptionError(f"logprobs={self.logprobs!r}: must be 20 or less, the most that the OpenAI API allows.")
-        if self.spread_s is not None and self.sessions != 1:
-            raise OptionError(f"sessions={self.sessions!r}: leave it out with spread_s, which sets the starts.")
-        for name, seconds in (("spread_s", self.spread_s or 0.0), ("pause_s", self.pause_s)):
-            if not 0 <= seconds < math.inf:
-                raise OptionError(f"{name}={seconds!r}: must be 0 or more seconds.")
         if not self.timeout_s > 0:
             raise OptionError(f"timeout_s={self.timeout_s!r}: must be more than 0.")
         if not is_http(self.base_url):
             raise OptionError(f"base_url={self.base_url!r}: must be like http://127.0.0.1:30000.")
         return self
-
-    @property
-    def pace(self) -> Pace:
-        """When calls are made; without `spread_s` all sessions may start at once."""
-        return Pace(self.spread_s or 0.0, self.pause_s, self.pace_seed)
 
     @property
     def secrets(self) -> list[str]:

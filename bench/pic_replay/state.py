@@ -71,7 +71,6 @@ class Replay:
         self.records: list[RequestRecord] = []
         self.stopped: str | None = None
         self.planned = sum(session.num_calls for session in sessions)
-        self.pace = target.options.pace
         self.clock_zero = 0.0
         self._target = target
         self._waiting = deque(sessions)

@@ -27,14 +27,10 @@ class SessionUser(User):
         session = self.replay.take_session()
         if session is None:
             raise StopUser
-        pauses = self.replay.pace.times(session)
-        scheduled_at = max(time.monotonic(), self.replay.clock_zero + next(pauses))
         for call in session.calls():
-            gevent.sleep(max(0.0, scheduled_at - time.monotonic()))
             if self.replay.stopped is not None:
                 break
-            self.replay.perform(call, scheduled_at=scheduled_at)
-            scheduled_at = time.monotonic() + next(pauses, 0.0)
+            self.replay.perform(call, scheduled_at=time.monotonic())
         self.replay.end_session()
 
 

@@ -15,14 +15,12 @@ import pytest
 from pic_replay import ReplayOptions, run_replays
 from pic_replay.client import StreamReply
 from pic_replay.command import add_arguments, options_from
-from pic_replay.pace import Pace
 from pic_replay.prompt import prompt_key, prompt_part
 from pic_replay.records import Latency, RequestRecord, Status, load_records, load_summary, summarize
 from pic_replay.result import token_sources
 from pic_traces import Call
 from pic_traces.errors import OptionError
 from pic_traces.flatten import flatten_tools, uses_tools
-from pic_traces.source import load
 
 from tests.helpers.replay_server import ENV, PREFILL_S, FakeServer, Replay, command, record, write_trace
 
@@ -91,20 +89,6 @@ def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, 
     assert body["custom_params"] == {"pic": {"mode": "off"}, "note": 1}
     assert (body["temperature"], body["max_tokens"], body["seed"], body["top_logprobs"]) == (0, 7, 3, 20)
     assert "logprob_start_len" not in body
-
-
-def test_sessions_start_and_pause_as_the_pace_says(replay: Replay, tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "t.jsonl", {name: ["one", "two", "three"] for name in "abcd"})
-    records = by_call(replay(trace, spread_s=1.5, pause_s=0.2, pace_seed=3))
-    assert len(records) == 12
-    for session in load(trace):
-        start, *pauses = Pace(1.5, 0.2, 3).times(session)
-        calls = [records[session.session_id, number] for number in range(3)]
-        # Never early; a busy machine may be late.
-        assert start - 1e-6 <= calls[0].scheduled_at < start + 1
-        for (before, after), pause in zip(pairwise(calls), pauses, strict=True):
-            assert pause - 1e-6 <= after.scheduled_at - before.finished_at < pause + 1
-        assert all(record.sent_at is not None and record.sent_at >= record.scheduled_at for record in calls)
 
 
 def test_failed_and_too_long_requests_are_counted_and_the_session_goes_on(replay: Replay) -> None:
@@ -289,7 +273,6 @@ def test_prompt_part_keeps_thoughts_and_its_key_ignores_order() -> None:
     [
         (["--sessions", "0"], r"sessions=0: must be 1 or more\."),
         (["--logprobs", "21"], "logprobs=21: must be 20 or less"),
-        (["--spread-s", "9", "--sessions", "2"], "sessions=2: leave it out with spread_s"),
         *(
             (["--base-url", url], "base_url='.*': must be like http")
             for url in ("localhost:3", "http://[::1", "http://h:99999")
