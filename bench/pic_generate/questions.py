@@ -16,12 +16,7 @@ GENERATED = ("pairs", "needle", "facts")
 """The kinds of questions: values of keys, a sentence hidden in filler, and facts about persons."""
 
 _NUM_DOCUMENTS = 4
-_RETRIEVAL = ("kv", "needle", "pairs")
-_MAX_LEAD = 100
-"""Longest text before a value that counts as its key, in characters."""
-_ASKED = "What is the value of this key?"
-"""The question if the answer begins with the key. A small model goes on from where the key stood last: that should be
-the list, not the question (SmolLM2, six pairs: 15 answers of 24 begin right; 3 of 12 if the question has the key)."""
+_RETRIEVAL = ("needle", "pairs")
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +36,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_retrieval(self) -> bool:
         """Whether the answer is a value to be found word for word."""
-        return any(self.source.startswith(kind) for kind in _RETRIEVAL)
+        return self.source in _RETRIEVAL
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -119,29 +114,14 @@ def _question(item: _Item, number: int) -> Question | None:
         raise TraceError(
             f"{item.id}: supporting={wrong!r}: must be indices into its {len(item.documents)} documents, from 0."
         )
-    found = Question(
+    return Question(
         source=item.source,
         name=f"{item.id}-{number}",
-        documents=tuple(d.text for d in item.documents),
+        documents=tuple(f"{d.title}\n{d.text}" if d.title else d.text for d in item.documents),
         question=qa.question,
         answers=tuple(qa.answers),
         supporting=frozenset(qa.supporting or ()),
     )
-    if found.is_retrieval:
-        lead = _lead(found)
-        return msgspec.structs.replace(found, lead=lead, question=_ASKED if lead else found.question)
-    titled = tuple(f"{d.title}\n{d.text}" if d.title else d.text for d in item.documents)
-    return msgspec.structs.replace(found, documents=titled)
-
-
-def _lead(question: Question) -> str:
-    """The text before the answer in its line: a small model continues a key rather than look it up."""
-    holding = [question.documents[i] for i in sorted(question.supporting)] or question.documents
-    for line in (line for document in holding for line in document.splitlines()):
-        before, found, _ = line.partition(question.answers[0])
-        if found and 0 < len(before) <= _MAX_LEAD and not before[-1].isalnum():
-            return before
-    return ""
 
 
 def _pairs(rng: random.Random, number: int) -> Question:

@@ -17,7 +17,6 @@ from pic_bench.fidelity.metrics import normalise, score_answer
 MAX_DOCUMENTS = 6
 MAX_RETRIEVAL_DOCUMENTS = 3
 MAX_DOCUMENT_TOKENS = 200
-MAX_LINES_TOKENS = 160
 MIN_BLOCK_TOKENS = 80
 GOLD_TOKENS = 32
 ANSWER_TOKENS = 32
@@ -52,10 +51,8 @@ class QaFrames:
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int, length: int = 1) -> Case:
     """The prompt of one question: all documents with the answer, and others; short ones are joined, long ones are cut.
 
-    `length` times as many documents are taken, and of lists of values as many lines.
-
-    A cut document is the part around a gold answer, or around the sentence nearest to question and answer where the
-    answer is in other words; of lists of values, whole lines.
+    `length` times as many documents are taken. A cut document is the part around a gold answer, or around the sentence
+    nearest to question and answer where the answer is in other words.
     """
     rng = random.Random(f"qa-{seed}-{question.name}")
     blocks = _blocks(text, question, rng, length)
@@ -87,7 +84,7 @@ def _answer_ids(text: ModelText, question: Question) -> list[int]:
 
 
 def _blocks(text: ModelText, question: Question, rng: random.Random, length: int) -> list[list[int]]:
-    cut = {i: _cut(text, document, question, length) for i, document in enumerate(question.documents)}
+    cut = {i: _cut(text, document, question) for i, document in enumerate(question.documents)}
     holding = sorted(question.supporting) or [
         i for i, document in enumerate(question.documents) if _find(document, question.answers) is not None
     ]
@@ -108,27 +105,11 @@ def _blocks(text: ModelText, question: Question, rng: random.Random, length: int
     return blocks
 
 
-def _cut(text: ModelText, document: str, question: Question, length: int) -> list[int]:
+def _cut(text: ModelText, document: str, question: Question) -> list[int]:
     ids = text.document(f"\n{document}")
     if len(ids.ids) <= MAX_DOCUMENT_TOKENS:
         return ids.ids
-    middle = _middle(document, question)
-    lines = _lines_around(text, document, middle, length * MAX_LINES_TOKENS) if question.is_retrieval else []
-    return lines or ids.window(middle, MAX_DOCUMENT_TOKENS)
-
-
-def _lines_around(text: ModelText, document: str, character: int, max_tokens: int) -> list[int]:
-    """A character's line and as many whole lines around it as fit; none if the line itself does not fit."""
-    lines = [text.ids(f"\n{line}") for line in document.split("\n")]
-    middle = document.count("\n", 0, character)
-    start, end, room = middle, middle + 1, max_tokens - len(lines[middle])
-    if room < 0:
-        return []
-    while start > 0 and len(lines[start - 1]) <= room:
-        start, room = start - 1, room - len(lines[start - 1])
-    while end < len(lines) and len(lines[end]) <= room:
-        end, room = end + 1, room - len(lines[end])
-    return [token for line in lines[start:end] for token in line]
+    return ids.window(_middle(document, question), MAX_DOCUMENT_TOKENS)
 
 
 def _middle(document: str, question: Question) -> int:
