@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -110,7 +110,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     rng = np.random.default_rng(args.seed)
     # Its documents stand in another order in each prompt.
     config = CoreConfig(reordered="splice")
-    index, documents = fill_index(config, rng)
+    index, documents = _fill_index(config, rng)
     index_chunks = index.size.num_donors
     index_tokens = index.num_tokens
     prompts = {case: _beside(index, partial(make_prompt, rng, documents, case)) for case in CASES}
@@ -143,9 +143,9 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     return Finding(result, "\n".join(shown))
 
 
-def _publish(index: ContentIndex, namespace: Hashable, tokens: Tokens) -> None:
+def _publish(index: ContentIndex, tokens: Tokens) -> None:
     """A path that a request has computed whole."""
-    index.note(namespace, tokens, Published([(0, len(tokens))]))
+    index.note(_NAMESPACE, tokens, Published([(0, len(tokens))]))
     index.settle()
 
 
@@ -154,21 +154,19 @@ def _time_publications(index: ContentIndex, texts: list[Tokens]) -> float:
     times = []
     for text in texts:
         start = time.thread_time()
-        _publish(index, _NAMESPACE, text)
+        _publish(index, text)
         times.append(time.thread_time() - start)
     return ms(times[len(times) // 2 :])
 
 
-def fill_index(
-    config: CoreConfig, rng: np.random.Generator, *, namespace: Hashable = _NAMESPACE, num_chunks: int = _CHUNKS
-) -> tuple[ContentIndex, list[Tokens]]:
-    """An index of `num_chunks` chunks or a few more, and the documents in it."""
+def _fill_index(config: CoreConfig, rng: np.random.Generator) -> tuple[ContentIndex, list[Tokens]]:
+    """An index of `_CHUNKS` chunks or a few more, and the documents in it."""
     index = ContentIndex(config)
     documents: list[Tokens] = []
-    with tqdm(total=num_chunks, desc="index", unit="chunk", file=sys.stderr) as bar:
-        while (known := index.size.num_donors) < num_chunks:
+    with tqdm(total=_CHUNKS, desc="index", unit="chunk", file=sys.stderr) as bar:
+        while (known := index.size.num_donors) < _CHUNKS:
             document = _random(rng, _DOCUMENT_TOKENS)
-            _publish(index, namespace, document)
+            _publish(index, document)
             documents.append(document)
             bar.update(index.size.num_donors - known)
     return index, documents
@@ -189,7 +187,7 @@ def _agents_prompts(config: CoreConfig, rng: np.random.Generator, case: Case, is
         body = np.resize(np.roll(text, -int(rng.integers(len(text)))), run_len * case.num_runs)
         index = ContentIndex(config, lexicon=lexicon)
         document = np.concatenate([head, body])
-        _publish(index, _NAMESPACE, document)
+        _publish(index, document)
         if is_changed:
             head = head.copy()
             head[_FIELD_AT : _FIELD_AT + _FIELD_TOKENS] = rng.choice(text, _FIELD_TOKENS)
@@ -267,7 +265,7 @@ def _bytes_per_token(config: CoreConfig, path_len: int) -> float:
     try:
         index = ContentIndex(config)
         for _ in range(1_600_000 // path_len):
-            _publish(index, _NAMESPACE, _random(rng, path_len))
+            _publish(index, _random(rng, path_len))
         return tracemalloc.get_traced_memory()[0] / index.num_tokens
     finally:
         tracemalloc.stop()

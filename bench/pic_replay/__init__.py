@@ -7,6 +7,6 @@ and `users` import locust, and with it gevent's monkey patching. Nothing here kn
 from __future__ import annotations
 
 from pic_replay.launch import run_replay, run_replays
-from pic_replay.options import FlattenTools, ReplayOptions
+from pic_replay.options import ReplayOptions
 
-__all__ = ["FlattenTools", "ReplayOptions", "run_replay", "run_replays"]
+__all__ = ["ReplayOptions", "run_replay", "run_replays"]

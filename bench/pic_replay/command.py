@@ -13,7 +13,7 @@ from pic_traces.session import JsonValue
 from pic_traces.source import TRACE_HELP
 
 from pic_replay.launch import run_replay
-from pic_replay.options import FlattenTools, ReplayOptions
+from pic_replay.options import ReplayOptions
 from pic_replay.records import Latency, ReplaySummary, load_summary
 from sglang_pic.arguments import API_KEY, api_key
 
@@ -41,12 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="record the first token's distribution over K tokens (20 if no K is given; default: off)",
     )
-    parser.add_argument(
-        "--flatten-tools",
-        choices=[choice.value for choice in FlattenTools],
-        default=FlattenTools.AUTO.value,
-        help="send tools as plain text: when the chat template does not show them (auto, default), always, never",
-    )
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="unrelated requests first (default: 1)")
     parser.add_argument("--force", action="store_true", help="replace the run that the folder has")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -71,7 +65,6 @@ def options_from(args: argparse.Namespace) -> ReplayOptions:
     given["extra_body"] = json_object("--extra-body", args.extra_body)
     given["custom_params"] = json_object("--custom-params", args.custom_params)
     given["api_key"] = api_key()
-    given["flatten_tools"] = FlattenTools(args.flatten_tools)
     return ReplayOptions(**given).check()
 
 

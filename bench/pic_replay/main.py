@@ -25,7 +25,6 @@ from pic_replay import users
 from pic_replay.client import Endpoint
 from pic_replay.environment import ReplayEnvironment, capture
 from pic_replay.launch import EXIT_CRASHED, EXIT_NO_DISK, EXIT_REFUSED, Job
-from pic_replay.options import FlattenTools, ReplayOptions
 from pic_replay.records import summarize
 from pic_replay.server import ServerInfo, ask_server, shows_tools
 from pic_replay.state import Replay, Target, Turn
@@ -68,7 +67,7 @@ def _run(job: Job) -> int:
     info = ask_server(endpoint, options.base_url, options.model)
     environment = ReplayEnvironment(environment=capture(job.command), seed=_WARMUP_SEED, server=info)
     (out / "environment.json").write_bytes(msgspec.json.format(msgspec.json.encode(environment)))
-    target = Target(endpoint, info, options, _decide_flatten(options, endpoint, info, sessions))
+    target = Target(endpoint, info, options, _flattens(endpoint, info, sessions))
     interrupted = False
     with (out / "requests.jsonl").open("wb") as records, os.fdopen(job.progress_fd, "w", closefd=False) as progress:
         turn: Turn = nullcontext if job.turn_fds is None else Turns(job.turn_fds).turn
@@ -95,12 +94,10 @@ def _run(job: Job) -> int:
     return 1 if summary.failed or summary.stopped else 0
 
 
-def _decide_flatten(options: ReplayOptions, endpoint: Endpoint, info: ServerInfo, sessions: list[Session]) -> bool:
+def _flattens(endpoint: Endpoint, info: ServerInfo, sessions: list[Session]) -> bool:
     """Whether tools are sent as text; decided once, so that all calls and all arms on one model are treated alike."""
     needed = any(uses_tools(session.pool, None) or any(spec.tools for spec in session.specs) for session in sessions)
-    if options.flatten_tools is not FlattenTools.AUTO or not needed:
-        return needed and options.flatten_tools is FlattenTools.ALWAYS
-    return not shows_tools(endpoint, info)
+    return needed and not shows_tools(endpoint, info)
 
 
 def _warmup_calls(num: int) -> list[Call]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -11,15 +10,6 @@ from pic_traces.errors import OptionError
 from pic_traces.session import JsonValue
 
 from sglang_pic.arguments import is_http
-
-
-class FlattenTools(Enum):
-    """Whether tool schemas, tool calls and tool results are sent as plain text messages."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
 
 HIDDEN: Final = "[not recorded]"
 """In files, in the place of a secret."""
@@ -45,7 +35,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     extra_body: dict[str, JsonValue] = {}
     custom_params: dict[str, JsonValue] = {}
     logprobs: int = 0
-    flatten_tools: FlattenTools = FlattenTools.AUTO
     warmup: int = 1
     timeout_s: float = 600.0
     api_key: str | None = None

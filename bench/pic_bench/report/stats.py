@@ -68,7 +68,7 @@ def _with_rest(shares: list[float]) -> list[float]:
     return [share / whole for share in shares]
 
 
-def bootstrap(values: Sequence[float], units: Sequence[Hashable] | None = None, *, seed: int = 0) -> Estimate:
+def bootstrap(values: Sequence[float], units: Sequence[Hashable] | None = None) -> Estimate:
     """The mean of `values`, which must not be empty, over resamples of them; differences of pairs are values too.
 
     Args:
@@ -78,17 +78,17 @@ def bootstrap(values: Sequence[float], units: Sequence[Hashable] | None = None, 
     """
     data = np.asarray(values, dtype=float)
     if units is None:
-        weights = _counts(len(data), seed)
+        weights = _counts(len(data))
     else:
         numbers = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
-        weights = _counts(len(numbers), seed)[:, [numbers[unit] for unit in units]]
+        weights = _counts(len(numbers))[:, [numbers[unit] for unit in units]]
     return _estimate(float(data.mean()), weights @ data / weights.sum(axis=1), len(data))
 
 
 @lru_cache(maxsize=4)
-def _counts(size: int, seed: int) -> np.ndarray:
+def _counts(size: int) -> np.ndarray:
     """How often every value is in every resample, `[RESAMPLES, size]`: one product then sums all resamples."""
-    draws = np.random.default_rng(seed).integers(0, size, size=(RESAMPLES, size), dtype=np.int32)
+    draws = np.random.default_rng(0).integers(0, size, size=(RESAMPLES, size), dtype=np.int32)
     counted = np.bincount((draws + np.arange(RESAMPLES)[:, None] * size).ravel(), minlength=RESAMPLES * size)
     return counted.reshape(RESAMPLES, size).astype(float)
 
