@@ -139,7 +139,7 @@ def test_memory_is_eight_bytes_a_distinct_window_and_arrays_stay_few() -> None:
     assert len(search._seen) <= 10
 
 
-HEAD, MIDDLE, BODY = list(range(100, 150)), list(range(200, 240)), list(range(300, 400))
+HEAD, BODY = list(range(100, 150)), list(range(300, 400))
 NOTHING = as_tokens([])
 
 

@@ -494,17 +494,6 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
         load(tmp_path / "dump.pkl")
 
 
-def test_a_log_of_many_kinds_says_what_it_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(
-        tmp_path / "log.jsonl", request("1"), {"input": ["x"], "model": "embed"}, {"a": 1}, "{cut", request("2")
-    )
-    assert main(["census", str(path), "--quiet"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "passed over 3 lines: 1 a request of /v1/embeddings, which has no prompt (first" in out
-    assert main(["census", str(path), "--quiet", "--strict"]) == 2
-    assert "log.jsonl:2: a request of /v1/embeddings" in capsys.readouterr().err
-
-
 def test_who_does_not_ask_is_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "log.jsonl", request("1"), {"a": 1})
     list(load(path))
