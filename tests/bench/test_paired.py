@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.paired import __main__ as paired
-from pic_bench.paired.arms import POLICIES, attended_arm, policy_arms
+from pic_bench.paired.arms import POLICIES, attended_arms, policy_arms
 from pic_bench.paired.cases import ANSWER_TOKENS, TRACE_TOKENS, Cases, Prompt
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
@@ -22,7 +22,7 @@ from pic_bench.report.stats import most_lost
 from pic_traces.encode import load_encoder
 from scipy.stats import binom
 
-KINDS = ("order", "drawn", "gone", "fields", "again", "sample:opendevin")
+KINDS = ("order", "drawn", "copies", "gone", "fields", "again", "sample:opendevin")
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +90,10 @@ def test_exact_rows_cost_nothing_and_the_second_pass_computes_a_whole_block(
     assert found["exact"].kept
     assert found["exact"].kl < 1e-5
     assert found["unrotated"].kl > found["most"].kl > found["exact"].kl
-    arm = attended_arm(prompt.plans["any-order"], [*{run.donor: None for run in prompt.plans["any-order"].runs}])
-    if arm is not None:
-        sizes = {block.end - block.start for block in arm.whole}
-        last = len(prompt.ids) - max(block.end for block in arm.blocks)
+    blocks = attended_arms(prompt.plans["any-order"], [*{run.donor: None for run in prompt.plans["any-order"].runs}], 0)
+    if blocks:
+        sizes = {block.end - block.start for block in blocks[0].whole}
+        last = len(prompt.ids) - max(block.end for block in blocks[0].blocks)
         num_more = found["any-order"].spliced - found["block-1"].spliced
         assert num_more > 0
         assert num_more + found["block-1"].again - last in sizes

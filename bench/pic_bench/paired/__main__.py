@@ -27,7 +27,7 @@ from pic_bench.paired.table import summary_of, table_of
 from pic_bench.study_command import Finding, Study, progress
 from sglang_pic.errors import BenchError
 
-KINDS = ("order", "drawn", "tools", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
+KINDS = ("order", "drawn", "tools", "copies", "gone", "fields", "sample:opendevin", "gen:compact", "gen:tool_variants")
 LAYERS = {24: (9, 13, 16), 28: (14, 19, 22), 30: (18, 23, 28)}
 """By the number of layers, those whose attention finds a document: of Qwen2.5-Coder-0.5B, of its 1.5B, of SmolLM2."""
 
@@ -48,7 +48,7 @@ STUDY.add(
     "--kind",
     action="append",
     metavar="KIND",
-    help="order, drawn, tools, gone, fields, again, a trace or gen:NAME; may repeat (default: the first five, "
+    help="order, drawn, tools, copies, gone, fields, a trace or gen:NAME; may repeat (default: the first six, "
     "sample:opendevin, gen:compact and gen:tool_variants)",
 )
 STUDY.add(

@@ -5,6 +5,7 @@ Policies are the product's own plans. The others:
     exact       the full prefill's own rows, in the places of those that `most` splices
     unrotated   the rows of `most`, with the rotation that they had with their donors
     block-1     the runs of `any-order` are blocks; the one with the best attended token is computed whole in pass two
+    random-N    as block-1, but blocks that seed N draws, until no fewer tokens are computed
     tokens-N    of what `most` splices, tokens that seed N draws are computed, as many as `seam-64` computes
 """
 
@@ -50,6 +51,8 @@ class Arm:
     """The rows are the full prefill's own."""
     whole: Sequence[Block] = ()
     """The one with the best attended token is computed whole in pass two; without any there is none."""
+    drawn: random.Random | None = None
+    """Draws the blocks of pass two instead."""
 
 
 def blocks_of(plan: Plan, donors: Sequence[object], *, whole: bool = False) -> list[Block]:
@@ -72,10 +75,14 @@ def policy_arms(plans: Mapping[str, Plan], donors: Sequence[object], number: int
     return [*arms, Arm(name=f"tokens-{seed}", blocks=[part for block in most for part in _without(block, drawn)])]
 
 
-def attended_arm(plan: Plan, donors: Sequence[object]) -> Arm | None:
-    """The second pass; none where there is little to choose."""
+def attended_arms(plan: Plan, donors: Sequence[object], number: int) -> list[Arm]:
+    """The second pass, and its control; none where there is little to choose."""
     whole, spliced = blocks_of(plan, donors, whole=True), blocks_of(plan, donors)
-    return Arm(name="block-1", blocks=spliced, whole=whole) if len(spliced) >= LEAST_BLOCKS else None
+    if len(spliced) < LEAST_BLOCKS:
+        return []
+    seed = number % SEEDS
+    drawn = Arm(name=f"random-{seed}", blocks=spliced, whole=whole, drawn=random.Random(f"{seed}-{number}"))
+    return [Arm(name="block-1", blocks=spliced, whole=whole), drawn]
 
 
 def _without(block: Block, drawn: Set[int]) -> list[Block]:

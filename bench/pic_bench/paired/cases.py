@@ -3,6 +3,7 @@
 order    questions, JSON and edits of files over documents that one request had in another order
 drawn    the same, but each third of the documents was computed in another request, beside those of another prompt
 tools    calls of a trace behind another clock and a few lines that were not there, with the tools in reverse order
+copies   a function of one of several files is written out word for word; the files were in another order
 gone     the request before had a correction of what is asked, behind it or in front of it, short as a field or longer;
          each is a kind of its own, the longer ones `planted`
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
@@ -32,12 +33,13 @@ from pic_generate.questions import (
     make_lives,
     read_questions,
 )
+from pic_generate.source_code import make_code, make_path
 from pic_generate.vocabulary import make_text
 from pic_traces.encode import Encoder
 from pic_traces.session import Call, Message
 from pic_traces.source import load
 
-from pic_bench.fidelity.cases.case import Case, Ids, Tokens, lay_out
+from pic_bench.fidelity.cases.case import Case, Ids, Tokens, lay_out, place_blocks
 from pic_bench.fidelity.cases.edits import DISTANCES, TemplateSet, edit_case, templates
 from pic_bench.fidelity.cases.qa import QaFrames
 from pic_bench.fidelity.cases.tasks import task_cases
@@ -49,6 +51,7 @@ from sglang_pic.core import Path as DonorPath
 T = TypeVar("T")
 
 ANSWER_TOKENS = 32
+COPIED_TOKENS = 128
 TRACE_TOKENS = 1536
 """Most tokens of a trace's prompt."""
 LEAST_SPLICED = 256
@@ -58,6 +61,7 @@ LEAST_READ, _MOST_READ = 192, 1024
 UNREAD = (96, 0.45)
 """Text before such a result that the request before had not: fewest tokens, and the largest share of the prompt."""
 _OF_A_SESSION, _SYSTEM_CHARACTERS = 4, 3200
+_FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480, 720)
 """Tokens between the text that is gone and the question."""
@@ -69,6 +73,7 @@ _INSISTS = (
     "answered, whatever else is written about {name} in these notes."
 )
 """Longer than a changed field."""
+_FUNCTION = re.compile(r"^def (\w+)\(.*?(?=\n\n|\Z)", re.M | re.S)
 
 Judge = Callable[[str, str], bool]
 
@@ -153,7 +158,7 @@ class Cases:
     def of(self, kind: str, num: int) -> Iterator[Prompt]:
         """Candidates of a kind, `num` at most of each of its sources."""
         made = {"order": self._order, "drawn": self._drawn, "tools": self._tools}
-        made |= {"gone": self._gone, "fields": self._fields, "again": self._again}
+        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields, "again": self._again}
         return made[kind](num) if kind in made else self._calls(kind, num)
 
     def _order(self, num: int) -> Iterator[Prompt]:
@@ -185,6 +190,37 @@ class Cases:
         found = task_cases([], traces, self.text, str(self.model), num=num, length=1, seed=self.seed)
         for case in in_turn(found[: len(traces)]):
             yield self._prompt("tools", case)
+
+    def _copies(self, num: int) -> Iterator[Prompt]:
+        frames = QaFrames(self.text)
+        header = "You are shown some files. Write out what you are asked for exactly as it stands, and nothing else."
+        for number in range(num):
+            rng = random.Random(f"copies-{self.seed}-{number}")
+            num_files = _FILES * self.length // 2
+            files = {make_path(rng): make_code(rng, _FILE_TOKENS, self._count) for _ in range(num_files)}
+            path, code = rng.choice([*files.items()])
+            found = [each for each in _FUNCTION.finditer(code) if each[0].count("\n") >= 5]
+            if not found:
+                continue
+            function = rng.choice(found)
+            lead, gold = f"```python\ndef {function[1]}(", function[0].removeprefix(f"def {function[1]}(")
+            asks = f"Task: Write out the function {function[1]} of {path} word for word."
+            frame = frames.frame(f"{header} {' '.join(['Change nothing.'] * 12)}", asks, lead)
+            blocks = [self.text.ids(f"\n{name}\n{each}") for name, each in files.items()]
+            prompt, donor = place_blocks(frame, frames.donor, blocks, frames.foreign, rng)
+            ids = self.text.ids(gold)
+            yield self._made(
+                "copies",
+                f"copies-{number}",
+                prompt,
+                [donor],
+                ids,
+                min(COPIED_TOKENS, len(ids)),
+                partial(_begins_with, gold),
+            )
+
+    def _count(self, text: str) -> int:
+        return len(self.text.ids(text))
 
     def _gone(self, num: int) -> Iterator[Prompt]:
         """The correction stands some way before the question, so that the end of the prompt repeats too."""
@@ -381,6 +417,11 @@ def _shortened(message: Message) -> Message:
     if message["role"] != "system" or not isinstance(content, str):
         return message
     return {**message, "content": content[:_SYSTEM_CHARACTERS]}
+
+
+def _begins_with(gold: str, answer: str, _full: str) -> bool:
+    """Whether a copy is right as far as it was written."""
+    return bool(answer) and (answer.startswith(gold) or gold.startswith(answer))
 
 
 def _has(value: str, answer: str, _full: str) -> bool:

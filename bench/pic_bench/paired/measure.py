@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import SURE
-from pic_bench.paired.arms import Arm, Block, attended_arm, policy_arms
+from pic_bench.paired.arms import Arm, Block, attended_arms, policy_arms
 from pic_bench.paired.cases import Judge, Prompt, donor_ends
 from pic_bench.paired.forward import Forward, Probe, Rows
 from pic_bench.paired.record import Record
@@ -67,11 +67,11 @@ class Measure:
             return
         arms = policy_arms(prompt.plans, paths, number)
         if not is_stale and prompt.judge is not None and "any-order" in prompt.plans:
-            arms += filter(None, [attended_arm(prompt.plans["any-order"], paths)])
+            arms += attended_arms(prompt.plans["any-order"], paths, number)
         donors = donors or [self._computed(path.tokens(end).tolist()) for path, end in ends.items()]
         known: dict[object, Record] = {}
         for arm in arms:
-            key = (tuple(arm.blocks), arm.rotates, arm.is_exact, tuple(arm.whole))
+            key = (tuple(arm.blocks), arm.rotates, arm.is_exact, tuple(arm.whole), arm.drawn)
             if key not in known:
                 known[key] = self._record(prompt, full, arm, [rows for rows, _ in donors], stale)
             yield msgspec.structs.replace(known[key], arm=arm.name)
@@ -145,10 +145,12 @@ class Measure:
         if arm.whole:
             scores = [0.0] * len(arm.whole)
             self._forward.compute(ids[gaps], gaps, rows, probe=self._scoring(arm.whole, gaps, last, scores))
-            block = arm.whole[scores.index(max(scores))]
-            again = int((~is_spliced[block.start : block.end]).sum()) + num - last
-            is_spliced[block.start : block.end] = False
-            gaps = torch.cat([torch.arange(block.start, block.end), torch.arange(last, num)])
+            chosen = _chosen(arm, arm.whole[scores.index(max(scores))])
+            for block in chosen:
+                again += int((~is_spliced[block.start : block.end]).sum())
+                is_spliced[block.start : block.end] = False
+            again += num - last
+            gaps = torch.cat([torch.arange(block.start, block.end) for block in chosen] + [torch.arange(last, num)])
         at = torch.cat([gaps, torch.arange(num, len(ids) - 1)])
         hidden = self._forward.compute(ids[at], at, rows)[-len(answer) :]
         logits = self._forward.logits(hidden)
@@ -225,3 +227,16 @@ class Measure:
         while len(said) < prompt.num_tokens and not self._text.ends(said[-1]):
             said.append(int(self._next(said[-1], num + len(said) - 1, rows).argmax()))
         return judge(self._text.answer(said), self._text.answer(full.answer))
+
+
+def _chosen(arm: Arm, attended: Block) -> list[Block]:
+    """The blocks of pass two, in order; drawn ones have no fewer tokens than the attended one."""
+    if arm.drawn is None:
+        return [attended]
+    left, chosen = attended.end - attended.start, list[Block]()
+    for block in arm.drawn.sample(list(arm.whole), len(arm.whole)):
+        if left <= 0:
+            break
+        chosen.append(block)
+        left -= block.end - block.start
+    return sorted(chosen)
