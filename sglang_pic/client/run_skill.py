@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         print(msgspec.json.encode(found).decode())
     else:
         for skill in found:
-            print(f"{skill.name}  {skill.tokens} tokens  {skill.digest}")
+            rank = getattr(skill, "dp_rank", None)
+            print(f"{skill.name}  {skill.tokens} tokens  {skill.digest}{'' if rank is None else f'  rank {rank}'}")
     return 0
 
 

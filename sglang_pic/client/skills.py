@@ -40,6 +40,8 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     extra_key: str | None = None
     has_salt: bool = False
+    dp_rank: int | None = None
+    """The rank that has it, if several serve requests of their own."""
 
 
 class _Call(NamedTuple):
@@ -82,28 +84,40 @@ class _Client(Generic[_Http]):
 
     def _compile(self, name: str, text: str | Sequence[str], behind: str) -> _Flow[Receipt]:
         texts = (text,) if isinstance(text, str) else tuple(text)
-        yield self._chat(compose(behind, texts, ""), pin=name)
-        # The server lists the oldest pin first, so the last one is ours.
-        pins = [pin for pin in (yield from self._list()) if pin.name == name]
-        if not pins:
-            raise ServerError(
-                f"{self._url} did not keep {name!r}: the prompt is longer than `pin_max_percent` allows, or "
-                "newer pins or requests needed its memory; `sglang:pic_pins_ended_total` says which."
-            )
-        receipt = Receipt(name=name, tokens=pins[-1].tokens, digest=pins[-1].digest)
+        ranks, _ = yield from self._read()
+        yield from self._chat(ranks, compose(behind, texts, ""), pin=name)
+        # The server lists the oldest pin first, so the last one of a rank is ours.
+        pins = {pin.dp_rank: pin for pin in (yield from self._list()) if pin.name == name}
+        for rank in ranks:
+            if rank not in pins:
+                on_rank = "" if rank is None else f" on rank {rank}"
+                raise ServerError(
+                    f"{self._url} did not keep {name!r}{on_rank}: the prompt is longer than `pin_max_percent` allows, "
+                    "or newer pins or requests needed its memory; `sglang:pic_pins_ended_total` says which."
+                )
+        receipt = Receipt(name=name, tokens=pins[ranks[0]].tokens, digest=pins[ranks[0]].digest)
         self._compiled.pop(name, None)
         self._compiled[name] = _Compiled(receipt, behind, texts)
         return receipt
 
     def _list(self) -> _Flow[tuple[Pin, ...]]:
+        return (yield from self._read())[1]
+
+    def _read(self) -> _Flow[tuple[list[int | None], tuple[Pin, ...]]]:
+        """The ranks that serve requests of their own, each with its own pins, and all pins in this namespace.
+
+        SGLang sends a request to the rank that it names, else to any. `[None]`: there is one rank.
+        """
         answer = yield _Call("GET", "/server_info")
         try:
             info = msgspec.json.decode(answer, type=_ServerInfo)
         except msgspec.DecodeError as error:
             raise self._no_pins(str(error)) from error
         mine = (self._namespace.get("extra_key"), bool(self._namespace.get("cache_salt")))
-        held = [pin for state in info.internal_states for pin in self._held(state.pic)]
-        return tuple(pin for pin in held if (pin.extra_key, pin.has_salt) == mine)
+        plugins = sorted((state.pic for state in info.internal_states), key=lambda plugin: plugin.dp_rank or 0)
+        held = [msgspec.structs.replace(pin, dp_rank=each.dp_rank) for each in plugins for pin in self._held(each)]
+        pins = tuple(pin for pin in held if (pin.extra_key, pin.has_salt) == mine)
+        return [plugin.dp_rank for plugin in plugins] or [None], pins
 
     def _held(self, plugin: _Plugin) -> list[Pin]:
         if plugin.pins is not None:
@@ -121,22 +135,25 @@ class _Client(Generic[_Http]):
         )
 
     def _drop(self, name: str) -> _Flow[bool]:
-        found = any(pin.name == name for pin in (yield from self._list()))
-        yield self._chat([{"role": "user", "content": "."}], unpin=name)
+        ranks, pins = yield from self._read()
+        yield from self._chat(ranks, [{"role": "user", "content": "."}], unpin=name)
         self._compiled.pop(name, None)
-        return found
+        return any(pin.name == name for pin in pins)
 
     def _ensure(self) -> _Flow[tuple[Receipt, ...]]:
-        held = {(pin.name, pin.digest) for pin in (yield from self._list())}
+        ranks, pins = yield from self._read()
+        held = {(pin.name, pin.digest, pin.dp_rank) for pin in pins}
         compiled = []
         for name, (receipt, behind, texts) in list(self._compiled.items()):
-            if (name, receipt.digest) not in held:
+            if any((name, receipt.digest, rank) not in held for rank in ranks):
                 compiled.append((yield from self._compile(name, texts, behind)))
         return tuple(compiled)
 
-    def _chat(self, messages: Sequence[Message], **options: str) -> _Call:
+    def _chat(self, ranks: Sequence[int | None], messages: Sequence[Message], **options: str) -> _Flow[None]:
         body = {"model": self._model, "messages": list(messages), "max_tokens": 1, "custom_params": {"pic": options}}
-        return _Call("POST", "/v1/chat/completions", {**body, **self._namespace})
+        for rank in ranks:
+            route = {} if rank is None else {"routed_dp_rank": rank}
+            yield _Call("POST", "/v1/chat/completions", {**body, **self._namespace, **route})
 
     def _checked(self, call: _Call, answer: httpx.Response) -> bytes:
         if answer.is_success:
@@ -162,7 +179,7 @@ class Skills(_Client["httpx.Client"]):
 
     A skill is sent after a system prompt, in the order of `compose`. Later prompts that contain the skill get its rows
     spliced, at any position. Rows in a prompt's first 32 tokens cannot be spliced, so compile the skill after the
-    system prompt that it is used with.
+    system prompt that it is used with. With data parallelism every rank compiles it, and drops it.
 
     Args:
         url: the server, as `http://127.0.0.1:30000`.
@@ -284,6 +301,7 @@ class _PrefixOnly(msgspec.Struct):
 
 
 class _Plugin(msgspec.Struct):
+    dp_rank: int | None = None
     pins: _Pins | None = None
     prefix_only: _PrefixOnly | None = None
 

@@ -211,6 +211,22 @@ class Server:
         return connect(self, **settings)
 
 
+class Replicas:
+    """Ranks that serve requests of their own, as SGLang routes them: in turns, if a request names none."""
+
+    def __init__(self) -> None:
+        self.ranks, self.turn = [Server(), Server()], 0
+
+    def __call__(self, request: Any) -> Any:
+        if request.url.path == "/server_info":
+            states = [rank(request).json()["internal_states"][0] for rank in self.ranks]
+            for number, state in enumerate(states):
+                state["pic"]["dp_rank"] = number
+            return httpx.Response(200, json={"internal_states": states[::-1]})
+        self.turn = 1 - self.turn
+        return self.ranks[json.loads(request.content).get("routed_dp_rank", self.turn)](request)
+
+
 def connect(answer: Callable[[Any], Any], **settings: Any) -> Skills:
     return Skills(URL + "/", http=httpx.Client(transport=httpx.MockTransport(answer)), **settings)
 
@@ -256,6 +272,26 @@ def test_ensure_compiles_what_is_lost_or_replaced_and_nothing_else(server: Serve
     server.pins.clear()
     assert [receipt.name for receipt in skills.ensure()] == ["b", "c", "a"]
     assert server.bodies[-1]["messages"][0]["content"] == "a newer text"
+
+
+def test_every_rank_of_data_parallelism_compiles_and_drops_a_skill() -> None:
+    """SGLang sends a request that names no rank to any, which may not be the one that has the pin."""
+    server = Replicas()
+    skills = connect(server)
+    receipt = skills.compile("a", "the skill a")
+    assert [len(rank.pins) for rank in server.ranks] == [1, 1]
+    assert [(pin.name, pin.digest, pin.dp_rank) for pin in skills.list()] == [("a", receipt.digest, n) for n in (0, 1)]
+    assert skills.ensure() == ()
+    for rank in server.ranks:
+        rank.pins.clear()
+        assert skills.ensure() == (receipt,)
+        assert len(skills.list()) == 2
+    server.ranks[0].pins.clear()
+    assert skills.drop("a")
+    assert (skills.list(), skills.drop("a")) == ((), False)
+    server.ranks[1].refuses.add("long")
+    with pytest.raises(ServerError, match="did not keep 'long' on rank 1: "):
+        skills.compile("long", "a skill")
 
 
 def test_what_goes_wrong_is_one_error(server: Server) -> None:
