@@ -71,6 +71,9 @@ class Audit(Feature):
     Four methods drop state, each more than the one before: `make_room` the slots of an unfinished computation,
     `abandon` also the waiting requests, `on_weights` also the windows, `on_flush` also the generations.
 
+    After new weights nothing is audited until the cache is flushed, if it had rows: a prompt's prefix, or that of a
+    donor, may be of other weights than the full computation, and a difference would say nothing of the splice.
+
     Args:
         runner: SGLang's model runner, from whose pool the full computation borrows slots.
         stations: the operator's settings, the metrics, and what happens after exceptions.
@@ -98,6 +101,8 @@ class Audit(Feature):
         self._series.set(metrics.LIMIT, self._config.audit_kl_limit)
         self._num_skipped = self._num_summed = 0
         self._num_rounds = 0
+        # Since the last flush.
+        self._has_rows = self._has_old_rows = False
 
     def is_on(self, namespace: Namespace) -> bool:
         """Whether requests of the namespace may be spliced."""
@@ -129,11 +134,14 @@ class Audit(Feature):
             if self._chance.random() < rate:
                 if state.media is not None:
                     self._skip(AuditSkip.MEDIA)
+                elif self._has_old_rows:
+                    self._skip(AuditSkip.WEIGHTS)
                 else:
                     state.drawn_chunk = state.last_chunk
 
     def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
         """Find the drawn requests of a batch by their places in it, which are those of their logits."""
+        self._has_rows = True
         drawn: list[tuple[int, Req]] = []
         for place, req in enumerate(batch.reqs):
             # Not the pass of another chunk of a drawn request.
@@ -216,12 +224,14 @@ class Audit(Feature):
         self._skip(AuditSkip.FLUSHED, self._queue.abandon())
 
     def on_weights(self, tree: PicTree) -> None:
-        """Clear the windows; the tree may keep its rows."""
+        """Clear the windows, and audit nothing while the tree, or a running request, may have rows from before."""
+        self._has_old_rows = self._has_rows
         self.abandon()
         self._ledger.renew()
         self._show_windows()
 
     def on_flush(self) -> None:
+        self._has_rows = self._has_old_rows = False
         self.abandon()
         self._ledger.flush()
         self._show_windows()

@@ -25,6 +25,7 @@ class AuditSkip(Reason):
     QUEUE_FULL = "queue_full", "The server was too busy to audit the requests drawn before this one."
     SUSPENDED = "suspended", "Splicing was switched off in the request's namespace meanwhile."
     TOO_LONG = "too_long", "The prompt needs more than a quarter of the KV pool, and would evict reusable rows."
+    WEIGHTS = "weights", "Since the weights changed the cache was not flushed: its rows may be of other weights."
 
 
 _WINDOWS: Final = {

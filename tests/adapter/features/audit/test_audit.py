@@ -244,9 +244,32 @@ def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(moment: str) 
     assert (bench.free, bench.audit.has_work) == (POOL, False)
     bench.run()
     assert bench.counts == (bench.config.audit_min - 1, 3, 0)
+    if moment == "weights":
+        bench.serve_broken()
+        bench.audit.on_flush()
     bench.serve_broken()
     assert bench.audit.report().num_audited == bench.config.audit_min
     assert bench.audit.report().suspended == []
+
+
+def test_rows_that_an_update_of_weights_left_are_no_reason_to_turn_a_namespace_off() -> None:
+    """SGLang may be told to keep them: they are prefixes of requests and of new donors until the cache is flushed.
+
+    The hooks say several times that the weights changed, at last after SGLang has flushed the cache.
+    """
+    bench, other_weights = Bench(audit_min=1), torch.full((VOCAB,), float("nan"))
+    bench.audit.on_weights(bench.tree)  # type: ignore[arg-type]
+    bench.audit_one()
+    assert bench.counts == (1, 0, 0), "there were no rows"
+    for _ in range(2):
+        bench.audit.on_weights(bench.tree)  # type: ignore[arg-type]
+        bench.audit_one(other_weights)
+    assert (bench.counts, bench.audit.is_on(Namespace())) == ((1, 2, 0), True)
+    assert bench.series.by_label(SKIPPED) == {AuditSkip.WEIGHTS.value: 2}
+    bench.audit.on_flush()
+    bench.audit.on_weights(bench.tree)  # type: ignore[arg-type]
+    bench.audit_one(other_weights)
+    assert (bench.counts, bench.audit.is_on(Namespace())) == ((2, 2, 0), False)
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True])
