@@ -310,6 +310,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             aligned = start - start % page_size
         return aligned if aligned > self.prefix_len else min(self.end, self.prefix_len + page_size)
 
+    def since(self, start: int) -> Plan:
+        """The part of the plan from position `start` on."""
+        if start <= self.prefix_len:
+            return self
+        left = [run for run in self.runs if run.target_end > start]
+        runs = tuple(run.part(max(start, run.target_start), run.target_end) for run in left)
+        guarded = tuple(intersect_spans(self.guarded, start, self.end))
+        return msgspec.structs.replace(self, prefix_len=min(start, self.end), runs=runs, guarded=guarded)
+
     def clip(self, end: int, whole: Sequence[Span] = ()) -> Plan:
         """The plan cut at `end`, whose last token is computed; no run ends inside a span of `whole` (`PlanOptions`)."""
         runs = []

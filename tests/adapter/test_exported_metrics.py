@@ -14,6 +14,7 @@ from sglang_pic.adapter.features import tenants
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve import forward, frontend, publish
+from sglang_pic.adapter.serve.account import Accounting
 from sglang_pic.adapter.serve.feature import Feature, Features
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.rows import Reads, Splice
@@ -33,10 +34,12 @@ def test_plans_the_index_and_tenants_are_exported(registry: Any) -> None:
     server.serve(TEXT, cache_salt="acme")
     server.publication.settle()
     req = server.plan([1, *TEXT], cache_salt="acme")
-    for start, end in ((0, 200), (200, 301)):
+    for start, end in ((0, 200), (190, 301)):  # It is retracted in between.
         req.prefix_len, req.extend_end = start, end
-        req.pic.count(req.pic.admit(start, end, first_chunk=not start))
+        planned = req.pic.admit(start, end, first_chunk=True)
+        Accounting(Series((), None)).count_admitted(req, planned, None, first_chunk=True)
         counts.on_admitted(req)
+        req.pic.release_row()
 
     def value(name: str, **labels: str) -> float:
         return float(registry.get_sample_value(name, {**LABELS, **labels}))
@@ -50,7 +53,6 @@ def test_plans_the_index_and_tenants_are_exported(registry: Any) -> None:
     assert value("sglang:pic_index_max_tokens") == server.config.core.max_index_tokens
     server.publication.flush()
     assert value("sglang:pic_index_tokens") == 0
-    req.pic.release_row()
 
 
 def test_a_tenant_is_named_by_its_salt_and_never_by_an_adapter() -> None:

@@ -43,7 +43,6 @@ class Tenants(Feature):
 
     def on_admitted(self, req: Req) -> None:
         state: RequestState = req.pic
-        start, counted = state.last_chunk
-        tenant, is_first = state.namespace.tenant, start == state.matched_len
-        self._series.add(PROMPT_TOKENS, req.extend_end - (0 if is_first else start), value=tenant)
-        self._series.add(SPLICED_TOKENS, counted.spliced, value=tenant)
+        (start, end), (_, counted) = state.counts.span, state.last_chunk
+        self._series.add(PROMPT_TOKENS, end - start, value=state.namespace.tenant)
+        self._series.add(SPLICED_TOKENS, counted.spliced, value=state.namespace.tenant)

@@ -1,7 +1,7 @@
 """Counts the tokens of every admitted request, and exports the counts as metrics.
 
 For every admitted request `prompt = prefix + chunk + computed`. Tokens that a retracted request computes again are not
-counted.
+counted again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.adapter.sglang.seams import Req
-from sglang_pic.core import Context, CostModel, Plan, Reason, intersect_spans
+from sglang_pic.core import Context, CostModel, Plan, Reason, Span, intersect_spans
 
 TOKENS: Final = Metric(
     "sglang:pic_tokens_total",
@@ -126,6 +126,9 @@ class Accounting:
     ) -> None:
         """Count an admitted prefill chunk, `[req.prefix_len, req.extend_end)`.
 
+        A request that was retracted begins again; then only those tokens of its prompt are counted that were not
+        counted before.
+
         Args:
             req: the request; spliced tokens are added to its `cached_tokens`, which the client sees.
             plan: the plan of the chunk, if any.
@@ -143,13 +146,15 @@ class Accounting:
         for reason, count in reasons.items():
             self.count_fallback(reason, count)
         state.counts.reasons.update(reasons)
-        if req.retracted_stain:
+        state.counts.span = start, end = _uncounted(req, first_chunk=first_chunk)
+        if start == end:
             return
+        plan = None if plan is None else plan.since(start)
         num_spliced, _, num_fetched = state.count(plan)
         req.cached_tokens += num_spliced
-        prefix = req.prefix_len if first_chunk else 0
-        computed = req.extend_end - req.prefix_len - num_spliced
-        self._series.add(PROMPT_TOKENS, prefix + num_spliced + computed)
+        prefix = max(0, min(req.prefix_len, end) - start)
+        computed = end - start - prefix - num_spliced
+        self._series.add(PROMPT_TOKENS, end - start)
         for source, num_tokens in (("prefix", prefix), ("chunk", num_spliced), ("computed", computed)):
             self._series.add(TOKENS, num_tokens, value=source)
         saved_us = 0.0
@@ -164,9 +169,9 @@ class Accounting:
             for run in plan.runs:
                 self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
         if self._log is not None:
-            self._log.note(is_new=first_chunk, prefix=prefix, spliced=num_spliced, computed=computed, saved_us=saved_us)
+            self._log.note(is_new=not start, prefix=prefix, spliced=num_spliced, computed=computed, saved_us=saved_us)
         self._count_guard(req)
-        self._count_inherited(req, first_chunk=first_chunk)
+        self._count_inherited(req)
 
     def undo(self, req: Req) -> None:
         """Undo the counted splices of the last admitted chunk, because it is computed after all."""
@@ -177,20 +182,21 @@ class Accounting:
     def _count_guard(self, req: Req) -> None:
         """Count the tokens of the admitted chunk computed because of changed fields, and the fields up to its end."""
         state: RequestState = req.pic
-        guarded = intersect_spans(state.last_plan.guarded, req.prefix_len, req.extend_end)
+        counted_from, counted_to = state.counts.span
+        guarded = intersect_spans(state.last_plan.guarded, max(counted_from, req.prefix_len), counted_to)
         num_guarded = sum(end - start for start, end in guarded)
         # A chunk's plan has the fields of earlier chunks too.
-        fields = {field for field in state.last_plan.changed_fields if field[1] <= req.extend_end}
+        fields = {field for field in state.last_plan.changed_fields if field[1] <= counted_to}
         fields -= state.counts.fields
         state.counts.guarded += num_guarded
         state.counts.fields |= fields
         self._series.add(GUARDED, num_guarded)
         self._series.add(CHANGED_FIELDS, len(fields))
 
-    def _count_inherited(self, req: Req, *, first_chunk: bool) -> None:
+    def _count_inherited(self, req: Req) -> None:
         """Count approximate and unknown tokens of the prefix hit, and with its last chunk a request that inherits."""
         state: RequestState = req.pic
-        if first_chunk:
+        if not state.counts.span[0]:
             state.counts.inherited = state.prefix.approximate_len
             self._series.add(INHERITED_TOKENS, state.counts.inherited)
             self._series.add(UNKNOWN_TOKENS, state.prefix.unknown_len)
@@ -200,3 +206,12 @@ class Accounting:
     def count_fallback(self, reason: Reason, count: int = 1) -> None:
         """Count requests, runs or faults by reason."""
         self._series.add(FALLBACKS, count, value=reason.value)
+
+
+def _uncounted(req: Req, *, first_chunk: bool) -> Span:
+    """The prompt tokens of an admitted chunk, and of the exact prefix before the first, that were not counted yet."""
+    start: int = req.pic.counts.span[1]
+    if not first_chunk:
+        start = max(start, req.prefix_len)
+    # After a retraction the answer so far is prefilled, too.
+    return start, max(start, min(req.extend_end, len(req.origin_input_ids)))

@@ -259,8 +259,8 @@ class PicPrefillAdder(PrefillAdder):
             # A refusal counts once, and a fault was counted when it happened.
             counted = refusal if first_chunk and not state.is_faulty else None
             stations.accounting.count_admitted(req, plan, counted, first_chunk=first_chunk, cost=self._planning.cost)
-            # The audit recomputes token ids only: no embeddings, no earlier turns of a session.
-            if refusal is None and not req.retracted_stain:
+            # The audit computes token ids only: no embeddings, no earlier turns of a session.
+            if refusal is None:
                 for feature in stations.features:
                     feature.on_admitted(req)
 

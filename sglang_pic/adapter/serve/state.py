@@ -56,7 +56,12 @@ class PendingSplice:
     @property
     def num_fetched(self) -> int:
         """Tokens of which rows are read from the host."""
-        return sum(piece.end - piece.start for piece in self.pieces if piece.place is not Place.DEVICE)
+        return self.fetched_since(0)
+
+    def fetched_since(self, start: int) -> int:
+        """The same of the tokens from position `start` on."""
+        fetched = [piece for piece in self.pieces if piece.place is not Place.DEVICE]
+        return sum(max(0, piece.end - max(piece.start, start)) for piece in fetched)
 
 
 class Epoch(NamedTuple):
@@ -102,6 +107,8 @@ _OF_SHORT_RUNS: Final = (DropReason.BELOW_MIN_RUN, DropReason.SINK)
 class Counts:
     """Counts of a request so far, in tokens."""
 
+    span: Span = (0, 0)
+    """The prompt tokens counted with the last admitted chunk; those before its start were counted with earlier ones."""
     chunk_hit: int = 0
     """Spliced tokens; the next two as in `Counted`."""
     behind_change: int = 0
@@ -237,10 +244,10 @@ class RequestState:
         return counted.spliced
 
     def count(self, plan: Plan | None) -> Counted:
-        """Count the spliced tokens of the last admitted chunk."""
+        """Count the spliced tokens of the last admitted chunk; `plan` is the part of its plan that is counted."""
         start, counted = self.last_chunk
         if plan is not None:
-            fetched = 0 if self.pending is None else self.pending.num_fetched
+            fetched = 0 if self.pending is None else self.pending.fetched_since(plan.prefix_len)
             counted = Counted(plan.num_spliced, plan.num_behind_change, fetched)
             self.last_chunk = start, counted
             self._add(counted)

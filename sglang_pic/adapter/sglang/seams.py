@@ -40,7 +40,7 @@ class Req(Protocol):
     extend_end: int  # end of the last admitted chunk
     kv: Any  # `req_pool_idx`: its row in the request pool
     finished_reason: object | None
-    retracted_stain: bool  # it was retracted once: its tokens have been counted
+    retracted_stain: bool  # it was retracted once, and its prefill began again
 
     # Decide whether its rows can be reused.
     return_logprob: bool

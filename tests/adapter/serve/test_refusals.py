@@ -18,7 +18,7 @@ from sglang_pic.adapter.features.pins import Pins
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve import receive as reception
-from sglang_pic.adapter.serve.account import FALLBACKS, SPLICED_TOKENS, Accounting
+from sglang_pic.adapter.serve.account import FALLBACKS, SPLICED_TOKENS, TOKENS, Accounting
 from sglang_pic.adapter.serve.admission import Admission
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.feature import Feature, Features
@@ -52,6 +52,7 @@ from tests.helpers.builders import (
     make_stations,
     make_tree,
     request,
+    splice,
 )
 
 
@@ -432,6 +433,38 @@ def test_every_prompt_token_has_one_source() -> None:
         ("sglang:pic_unknown_tokens_total", None): 3,
         ("sglang:pic_inherited_requests_total", None): 1,
     }
+
+
+def test_every_prompt_token_of_a_request_that_was_retracted_between_chunks_is_counted_once() -> None:
+    """It begins again with the chunk that it left in the tree, or with less, and is counted from where it was cut."""
+    req, series = request(prefix_len=0, extend_end=100), Kept()
+    accounting, state = Accounting(series), req.pic
+
+    def admit(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> None:
+        req.prefix_len, req.extend_end = prefix_len, end
+        state.pending = splice(prefix_len, end, *runs)
+        is_first = state.matched_len is None
+        planned = state.admit(prefix_len, end, first_chunk=is_first)
+        accounting.count_admitted(req, planned, None, first_chunk=is_first)
+
+    admit(0, 100, (40, 80, 0))
+    counted = dict(series.counts)
+    state.release_row()
+    req.retracted_stain = True
+    admit(20, 90, (40, 80, 0))
+    assert series.counts == counted, "of this chunk every token was counted before"
+    admit(90, 200, (95, 125, 0), (150, 180, 0))
+    assert series.by_label(TOKENS) == {"chunk": 40 + 25 + 30, "computed": 60 + 45}
+    assert sum(series.by_label(SPLICED_TOKENS).values()) == state.counts.chunk_hit == req.cached_tokens == 95
+    state.release_row()
+    admit(230, 300)
+    assert series.by_label(TOKENS) == {"prefix": 30, "chunk": 95, "computed": 105 + 70}
+    assert series.counts["sglang:pic_prompt_tokens_total", None] == 300
+    state.release_row()
+    counted = dict(series.counts)
+    req.full_untruncated_fill_ids = range(340)
+    admit(0, 340, (40, 280, 0))
+    assert series.counts == counted, "a part of its answer is no prompt"
 
 
 def run(start: int, end: int, context: Context) -> Run:

@@ -124,7 +124,7 @@ class Audit(Feature):
         """Draw the request for an audit, or not, if it uses spliced rows and its last prompt token is admitted."""
         state: RequestState = req.pic
         ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
-        if not ends or not (state.counts.chunk_hit or state.inherits):
+        if not ends or req.retracted_stain or not (state.counts.chunk_hit or state.inherits):
             return
         with self._guarded():
             # NOTE: one number for each such request and for no other, so that all ranks draw the same requests.
