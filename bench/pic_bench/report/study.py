@@ -98,12 +98,14 @@ def _reuse_and_loss(cells: Sequence[Json], arm: str) -> str:
 
 
 def _paired(losses: Sequence[Json], arm: str) -> str:
-    """Of an arm of the paired experiment: the share computed, the KL, and answers lost and won."""
+    """Of an arm of the paired experiment: the share computed, the KL, and answers lost and won; and of
+    how many prompts, where these are not all."""
     loss = _of_arm(losses, arm)
     if loss is None:
         return "-"
     changes = f", -{loss['lost']} +{loss['won']}" if loss["lost"] or loss["won"] else ""
-    return f"{loss['computed']:.0%}: {divergence(loss['kl'])}{changes}"
+    of = f" of {loss['prompts']}" if loss["prompts"] != losses[0]["prompts"] else ""
+    return f"{loss['computed']:.0%}: {divergence(loss['kl'])}{changes}{of}"
 
 
 def _most_lost(losses: Sequence[Json], arm: str) -> str:
