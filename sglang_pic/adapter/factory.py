@@ -28,7 +28,7 @@ from sglang_pic.adapter.features.window_rows import WindowTier, keep_rows
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.extend import on_forward_stream
 from sglang_pic.adapter.probe.ranks import metric_labels, serving_group
-from sglang_pic.adapter.serve import forward, modes, receive
+from sglang_pic.adapter.serve import forward, modes, receive, second_pass
 from sglang_pic.adapter.serve.admission import Admission
 from sglang_pic.adapter.serve.feature import Feature
 from sglang_pic.adapter.serve.forward import ForwardPath
@@ -40,6 +40,7 @@ from sglang_pic.adapter.serve.stations import Stations
 from sglang_pic.adapter.serve.tree import PicRadixCache
 from sglang_pic.adapter.sglang.hooks import apply_hooks
 from sglang_pic.adapter.sglang.seams import BuildContext
+from sglang_pic.adapter.startup.asking_layers import find_layers, make_second_pass
 from sglang_pic.adapter.startup.calibration import read_costs
 from sglang_pic.adapter.startup.certified import certify
 from sglang_pic.adapter.startup.drafts import check_drafts
@@ -110,10 +111,15 @@ def _make_parts(ctx: BuildContext, config: PicConfig, labels: Mapping[str, str] 
     splicers, series = [draft.splicer for draft in live.drafts], stations.series(forward.METRICS)
     path = ForwardPath(live.splicer, stations.features, stations.recovery, splicers, series)
     path.install()
+    if config.core.reordered == "attend":
+        path.second = make_second_pass(ctx, live, stations, stations.series(second_pass.METRICS))
+        path.second.install()
     apply_hooks()
     with on_forward_stream(live.runner):
         check_live_rows(ctx, live.runner, live.splicer)
         check_drafts(ctx, live.drafts)
+        if path.second is not None:
+            find_layers(live, path.second)
         cost = read_costs(ctx, config, live)
     load_loops()  # No request waits for the compiler.
     keep_rows(live.splicer.view)

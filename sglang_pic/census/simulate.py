@@ -149,6 +149,8 @@ class Cache:
         plan = self._plan(tokens, prefix_len=match.prefix_len)
         served = (match.prefix_len, *(run.target_end for run in plan.runs))
         runs = tuple(self._span(run, end) for run, end in zip(plan.runs, served, strict=False))
+        # What a second pass computes is no donor: it was computed after spliced text.
+        last = {run.target_start for run in plan.after_second_pass().runs}
         generations = [(run.target_start, run.generation) for run in plan.runs]
         self.keep(path, ref.number, match.prefix_len, prefix, [run[:2] for run in runs], generations)
         return Outcome(
@@ -157,7 +159,7 @@ class Cache:
             encoded=encoded,
             prefix_len=match.prefix_len,
             num_inherited=prefix.approximate_len,
-            runs=runs,
+            runs=tuple(span for span, run in zip(runs, plan.runs, strict=True) if run.target_start in last),
             neighbor=None if match.neighbor is None else self._refs[match.neighbor],
             expected=match.expected,
             changed_fields=changed_fields(plan, tokens, match.expected),

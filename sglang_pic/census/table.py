@@ -233,6 +233,8 @@ def _never_spliced(config: CoreConfig) -> list[str]:
         reasons.append("the last {} tokens of a prompt, {} after another text than before".format(*tails))
     if config.reordered == "compute":
         reasons.append("text in another order, such as documents")
+    if config.reordered == "attend":
+        reasons.append("of text in another order the longest run, as the second pass may")
     return reasons
 
 

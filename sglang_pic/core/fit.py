@@ -15,6 +15,8 @@ from sglang_pic.core.query import Query
 from sglang_pic.core.spans import Span, whole_part
 
 _START = attrgetter("target_start")
+# The fewest conditional runs of a plan, and tokens at its end whose attention chooses one of them.
+_LEAST_TO_CHOOSE, _LEAST_ASKING = 3, 16
 
 
 class Fitter:
@@ -30,14 +32,31 @@ class Fitter:
             runs: parts of those that were found.
             found: with what the guard computes of them.
         """
-        return self._keep_images(self._within_limits(self._before_tail(self._in_order(runs), found)))
+        fitting = self._keep_images(self._within_limits(self._before_tail(self._in_order(runs), found)))
+        conditional = [run.is_conditional for run in fitting]
+        num_last = self._query.end - fitting[-1].target_end if fitting else 0
+        can_choose = sum(conditional) >= _LEAST_TO_CHOOSE and num_last >= _LEAST_ASKING
+        if can_choose or not any(conditional):
+            return fitting
+        # What is pinned of them stays.
+        return [msgspec.structs.replace(run, is_conditional=False) for run in self._without(fitting, conditional)]
 
     def _in_order(self, runs: list[Run]) -> list[Run]:
-        """The runs without those that the prompt has reordered."""
+        """The runs without those that the prompt has reordered; with `attend` these are conditional."""
         if self._policy.reordered == "splice":
             return runs
         reordered = find_reordered(runs)
-        return self._cut(runs, [(0, 0) if each else (0, self._query.end) for each in reordered], DropReason.REORDERED)
+        # An image is never half spliced, and is no document.
+        if self._policy.reordered == "compute" or self._query.rows.whole:
+            return self._without(runs, reordered)
+        return [
+            msgspec.structs.replace(run, is_conditional=True) if each else run
+            for run, each in zip(runs, reordered, strict=True)
+        ]
+
+    def _without(self, runs: list[Run], left_out: Sequence[bool]) -> list[Run]:
+        """The runs that are not reordered."""
+        return self._cut(runs, [(0, 0) if each else (0, self._query.end) for each in left_out], DropReason.REORDERED)
 
     def _before_tail(self, runs: list[Run], found: Sequence[Run]) -> list[Run]:
         """The parts of the runs that may be spliced so near to the prompt's end after the donor's context."""
@@ -45,7 +64,11 @@ class Fitter:
         tail = max(policy.tail_tokens, policy.other_tail_tokens) if policy.tail_tokens else 0
         spans = spans_by_context(found, self._query.tokens, self._query.stop + 1, tail)
         starts = [run.target_start for run in found]
-        return self._cut(runs, [spans[bisect_right(starts, run.target_start) - 1] for run in runs], DropReason.TAIL)
+        allowed = [
+            (0, self._query.end) if run.is_conditional else spans[bisect_right(starts, run.target_start) - 1]
+            for run in runs
+        ]
+        return self._cut(runs, allowed, DropReason.TAIL)
 
     def _cut(self, runs: list[Run], spans: Sequence[Span], reason: DropReason) -> list[Run]:
         """The parts of the runs in these spans, or that are pinned."""

@@ -133,11 +133,18 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         reads = reads_before + num_reads(computed)
         whole_us = self.computed_token_us * (least + num_spliced)
         whole_us += self.token_context_us * (reads + num_reads(spliced))
-        rest_us = max(self.computed_token_us, self.gap_token_us) * least + self.gap_token_context_us * reads
-        rest = max(self.floor_us, self.gap_floor_us, rest_us)
+        rest = self._with_gaps_us(least, reads)
         moved_us = num_spliced * self.spliced_token_us + num_fetched * self.fetched_token_us
         gaps_us = len(added_gaps) * self.gap_us + sum(start for start, _ in added_gaps) * self.gap_context_us
         return max(self.floor_us, whole_us) - rest - moved_us - gaps_us - self.request_us
+
+    def pass_with_gaps_us(self, computed: Sequence[Span]) -> float:
+        """The time of a pass over these spans alone."""
+        return self._with_gaps_us(sum(end - start for start, end in computed), num_reads(computed))
+
+    def _with_gaps_us(self, num_tokens: int, reads: int) -> float:
+        us = max(self.computed_token_us, self.gap_token_us) * num_tokens + self.gap_token_context_us * reads
+        return max(self.floor_us, self.gap_floor_us, us)
 
     def shortest_run(self, num_tokens: int) -> int | None:
         """The length of the shortest run worth splicing in a prompt of `num_tokens`, if it adds a gap at its end.
@@ -199,6 +206,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether the rest of its context, beside changed fields, is another text."""
     generation: int = 0
     """Changed fields that the spliced rows depend on; fields that no text names do not count."""
+    is_conditional: bool = False
+    """Whether it is spliced only if a second pass may compute it: the prompt has reordered its text."""
 
     @property
     def donor_end(self) -> int:
@@ -258,6 +267,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return sum(run.num_tokens for run in self.runs)
 
     @property
+    def conditional(self) -> tuple[Run, ...]:
+        """The runs of which a second pass computes the one that the prompt's end attends to most, and the last gap."""
+        return tuple(run for run in self.runs if run.is_conditional)
+
+    def without_conditional(self) -> Plan:
+        """The plan that computes these runs."""
+        return msgspec.structs.replace(self, runs=tuple(run for run in self.runs if not run.is_conditional))
+
+    def after_second_pass(self) -> Plan:
+        """The plan without its longest conditional run, which is the most that a second pass computes."""
+        longest = max(self.conditional, key=lambda run: run.num_tokens, default=None)
+        return msgspec.structs.replace(self, runs=tuple(run for run in self.runs if run is not longest))
+
+    @property
     def num_behind_change(self) -> int:
         """Tokens spliced after a changed field."""
         return sum(run.num_tokens for run in self.runs if run.context is Context.CHANGED)
@@ -275,9 +298,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def saved_us(self, cost: CostModel, *, num_fetched: int, num_before: int = 0, reads_before: int = 0) -> float:
         """What `cost.request_saves` says of it."""
         runs = ((run.target_start, run.target_end) for run in self.runs)
-        return cost.request_saves(
+        saved = cost.request_saves(
             self.gaps, runs, num_fetched=num_fetched, num_before=num_before, reads_before=reads_before
         )
+        if not (conditional := self.conditional):
+            return saved
+        longest = max(conditional, key=lambda run: run.num_tokens)
+        again = [(longest.target_start - longest.seam_len, longest.target_end), self.gaps[-1]]
+        return saved - cost.request_us - cost.gap_us - cost.pass_with_gaps_us(again)
 
     def cut(self, budget: int, *, most: int | None = None, page_size: int = 1, whole: Sequence[Span] = ()) -> int:
         """The last position where a prefill chunk of at most `budget` computed tokens may end.

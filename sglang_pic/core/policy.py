@@ -55,9 +55,10 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "or lacks 96 or more of as many tokens before it.",
     ] = 512
     reordered: Annotated[
-        Literal["compute", "splice"],
+        Literal["compute", "attend", "splice"],
         "What is done with text in another order than in its donor, or from three other prompts or more, such as "
-        'retrieved documents: `"compute"`, or `"splice"`, which loses right answers.',
+        'retrieved documents: `"compute"`; `"attend"`, which splices it and in a second pass computes the run that the '
+        'end of the prompt attends to most; or `"splice"`, which loses right answers.',
     ] = "compute"
 
     edit: Annotated[

@@ -37,6 +37,11 @@ from sglang_pic.config import PicConfig, load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
 from sglang_pic.runtime.rope import refuse_length
 
+_ATTEND = (
+    'With core.reordered="attend" start-up tries whether the model finds what a question asks for, and stops the '
+    "server if it does not, or if it can have no second pass."
+)
+
 
 def examine(
     model: str | None, flags: Sequence[str], *, card: str | None, variables: Mapping[str, str] | None = None
@@ -79,6 +84,8 @@ def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findi
                     changed += changed_attention(resolved.attention)
                     found += _server(resolved)
                     computed += _computed(resolved)
+                    if config.core.reordered == "attend":
+                        computed.append(_ATTEND)
                     refused += refusals_of(resolved)
                     changed += check_features(resolved.context)
                     certificate = _certificate(resolved, config)

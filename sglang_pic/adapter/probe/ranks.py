@@ -30,6 +30,15 @@ def agree_on_largest(values: torch.Tensor, tp_group: TpGroup | None) -> torch.Te
     return values
 
 
+def sum_over_ranks(values: torch.Tensor, tp_group: TpGroup | None) -> torch.Tensor:
+    """The sum of each value, on the CPU, over the ranks of `tp_group`, in place; all ranks must call this together."""
+    if tp_group is not None and tp_group.world_size > 1:
+        torch.distributed.all_reduce(values, group=tp_group.cpu_group)
+        # Ranks must choose alike, whatever order they added up in.
+        torch.distributed.broadcast(values, tp_group.ranks[0], group=tp_group.cpu_group)
+    return values
+
+
 def agreed_time(tp_group: TpGroup | None) -> float:
     """Seconds of a monotonic clock, the same on every rank of `tp_group`; all ranks must call this together."""
     return float(agree_on_largest(torch.tensor([monotonic()], dtype=torch.float64), tp_group))

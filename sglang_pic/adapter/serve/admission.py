@@ -207,7 +207,12 @@ class PicPrefillAdder(PrefillAdder):
         if pending is None or num_computed is None:
             return None if pending is None else pending.plan.end
         with self._stations.recovery.guarded(Fallback.FAULT_PLAN, [req]):
-            return pending.plan.cut(num_computed, most=self.rem_extend, page_size=page_size, whole=req.pic.whole)
+            limits = {"most": self.rem_extend, "page_size": page_size, "whole": req.pic.whole}
+            end = pending.plan.cut(num_computed, **limits)
+            if end < pending.plan.end and pending.plan.conditional:
+                pending.drop_conditional()
+                end = pending.plan.cut(num_computed, **limits)
+            return end
         return None
 
     def _spliced_chunk_len(self, req: Req) -> int | None:

@@ -15,8 +15,8 @@ it, over spliced and half computed rows. The pass may have more tokens than the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from sglang_pic.adapter.serve.faults import Recovery
 from sglang_pic.adapter.serve.feature import Features
 from sglang_pic.adapter.serve.gap_batch import GapBatch, Pass, build_gap_batch
 from sglang_pic.adapter.serve.prefill_path import prefill_path, replays_gaps
+from sglang_pic.adapter.serve.second_pass import SecondPass
 from sglang_pic.adapter.serve.state import PendingSplice, needs_whole_batch
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, RunnerOutput, ScheduleBatch
@@ -71,6 +72,8 @@ class ForwardPath:
         # Not an attribute of the batch: SGLang's runner rebuilds the batch for layers and logits.
         self._running: GapBatch | None = None
         self._ahead: tuple[ScheduleBatch, Pass] | None = None
+        self.second: SecondPass | None = None
+        """Of a server with conditional runs."""
 
     def install(self) -> None:
         """Register the hooks; SGLang applies them when its registry is applied."""
@@ -126,6 +129,9 @@ class ForwardPath:
     def _replays(self, gap: GapBatch, runner: ModelRunner, media: Sequence[object] | None) -> bool:
         """Whether captured graphs may compute a gap batch of the target model."""
         has_media = any(each is not None for each in media or ())
+        if gap.asking:
+            # A graph hides the attention of its layers.
+            return False
         is_latent = self.splicer.view.kind is PoolKind.MLA
         return not has_media and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
 
@@ -194,7 +200,10 @@ class ForwardPath:
                 self._running = gap
                 stack.callback(setattr, self, "_running", None)
                 in_pass = True
-                output = compute()
+                with nullcontext() if self.second is None else self.second.watching(gap.asking):
+                    output = compute()
+            if self.second is not None and gap.asking:
+                output = self._compute_second(compute, runner, batch, planned, gap, whole, self.second)
             self.drafts.follow(planned, gap, batch, output)
             return output
         except Exception as error:
@@ -208,6 +217,32 @@ class ForwardPath:
         if runner.lora_manager is not None:
             runner.lora_manager.prepare_lora_batch(batch)
         return compute()
+
+    def _compute_second(
+        self,
+        compute: Callable[[], RunnerOutput],
+        runner: ModelRunner,
+        batch: ForwardBatch,
+        planned: Pass,
+        gap: GapBatch,
+        whole: Mapping[str, Any],
+        second: SecondPass,
+    ) -> RunnerOutput:
+        """Compute what the prompts' ends attend to, and the ends again."""
+        chosen = second.choose(gap.asking)
+        # SGLang has changed the batch as a narrowed one.
+        vars(batch).clear()
+        vars(batch).update(whole)
+        layout = gap.second(chosen)
+        with ExitStack() as stack:
+            stack.enter_context(prefill_path(runner, replays=False))
+            stack.enter_context(layout.narrowed(batch, runner))
+            self._running = layout
+            stack.callback(setattr, self, "_running", None)
+            output = compute()
+        if not planned.is_trial:
+            second.count(gap.asking, chosen, planned.spliced)
+        return output
 
     def _give_up(self, planned: Pass, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
         if planned.is_trial:

@@ -20,14 +20,16 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from sglang_pic.adapter.probe.copies import to_device
-from sglang_pic.adapter.serve.rows import ON_DEVICE, Placed, Reads
+from sglang_pic.adapter.serve.rows import ON_DEVICE, Placed, Reads, RowTier
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import ForwardBatch, ModelRunner, Req, RunnerOutput
+from sglang_pic.core import Span, merge_spans
 
 _C = TypeVar("_C")
 
@@ -70,8 +72,22 @@ class GapBatch:
     """Per request, its computed tokens."""
     start_lens: list[int]
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
+    extends: Sequence[Extend]
+    """Per request."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Locks on the donors' rows; closed when the splice is queued."""
+    asking: Sequence[Asking] = ()
+    """The requests of which a second pass computes more."""
+
+    def second(self, chosen: Sequence[int]) -> GapBatch:
+        """The layout of the second pass: for each of `asking` one of its spans, by number, and the last gap again.
+
+        SGLang wants logits of the other requests, too: what these need is computed again.
+        """
+        gaps = [[(min(each.prefix_len + each.start_len, each.end - 1), each.end)] for each in self.extends]
+        for asks, number in zip(self.asking, chosen, strict=True):
+            gaps[asks.owner] = merge_spans([asks.spans[number], asks.last])
+        return _lay_out(gaps, self.extends, self.kept.device)
 
     @contextmanager
     def narrowed(
@@ -146,6 +162,42 @@ class GapBatch:
         return fields
 
 
+class Extend(NamedTuple):
+    """The tokens of one request in a batch."""
+
+    prefix_len: int
+    """Tokens whose rows it has already."""
+    num_tokens: int
+    """Of the batch's flat extend."""
+    start_len: int
+    """`extend_logprob_start_len`."""
+
+    @property
+    def end(self) -> int:
+        """Its tokens with rows after the pass."""
+        return self.prefix_len + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asking:
+    """A request with conditional runs: the attention of its last tokens chooses one of them."""
+
+    owner: int
+    """Its index in the batch."""
+    number: int
+    """Its index among the requests with a splice."""
+    at: int
+    """Where its tokens end among those of the pass."""
+    spans: Sequence[Span]
+    """Conditional runs with their seams."""
+    lens: Sequence[int]
+    """Their tokens that are spliced."""
+    last: Span
+    """Its last gap."""
+    slots: torch.Tensor
+    """Of all its tokens, on the model's device."""
+
+
 class Pass(NamedTuple):
     """Attached to a `ForwardBatch` between the two hooks."""
 
@@ -201,26 +253,51 @@ def build_gap_batch(
     Raises:
         ValueError: a plan is not of the request's tokens in the batch, or its pieces are not of all its runs.
     """
+    extends = [Extend(*each) for each in zip(prefix_lens, extend_lens, start_lens, strict=True)]
+    gaps, placed, asking = list[Sequence[Span]](), list[Placed](), list[Asking]()
+    locks, tier, number = ExitStack(), ON_DEVICE, 0
+    for i, (splice, extend) in enumerate(zip(pending, extends, strict=True)):
+        if splice is None:
+            gaps.append([(extend.prefix_len, extend.end)])
+            continue
+        _check(splice, extend.prefix_len, extend.end)
+        gaps.append(splice.plan.gaps)
+        placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
+        locks.push(splice.locks)
+        tier = splice.tier
+        if conditional := splice.plan.conditional:
+            at = sum(end - start for start, end in chain.from_iterable(gaps))
+            spans = [(max(extend.prefix_len, run.target_start - run.seam_len), run.target_end) for run in conditional]
+            lens = [run.num_tokens for run in conditional]
+            asking.append(Asking(i, number, at, spans, lens, gaps[-1][-1], rows[i][: extend.end]))
+        number += 1
+    layout = _lay_out(gaps, extends, device, placed, tier)
+    layout.locks, layout.asking = locks, asking
+    return layout
+
+
+def _lay_out(
+    gaps: Sequence[Sequence[Span]],
+    extends: Sequence[Extend],
+    device: torch.device,
+    placed: Sequence[Placed] = (),
+    tier: RowTier = ON_DEVICE,
+) -> GapBatch:
+    """The layout of a pass over these gaps of each request, which first reads the pieces."""
     owners, starts, ends, firsts, computed, logprob_starts = (list[int]() for _ in range(6))
-    placed, locks, offset, tier = list[Placed](), ExitStack(), 0, ON_DEVICE
-    for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
-        gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
-        owners += [i] * len(gaps)
-        starts += [start for start, _ in gaps]
-        ends += [end for _, end in gaps]
-        firsts += [offset + start - prefix_len for start, _ in gaps]
-        computed.append(sum(end - start for start, end in gaps))
+    offset = 0
+    for i, (spans, extend) in enumerate(zip(gaps, extends, strict=True)):
+        owners += [i] * len(spans)
+        starts += [start for start, _ in spans]
+        ends += [end for _, end in spans]
+        firsts += [offset + start - extend.prefix_len for start, _ in spans]
+        computed.append(sum(end - start for start, end in spans))
         # Everything from the first wanted logprob on is computed.
-        logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
+        logprob_starts.append(computed[-1] - (extend.num_tokens - extend.start_len))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
-        if splice is not None:
-            _check(splice, prefix_len, prefix_len + extend_len)
-            placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
-            locks.push(splice.locks)
-            tier = splice.tier
-        offset += extend_len
+        offset += extend.num_tokens
     lens = [*map(int.__sub__, ends, starts)]
-    placed.sort(key=lambda each: each[0].place)
+    placed = sorted(placed, key=lambda each: each[0].place)
     runs = [len(dst) for _, dst in placed], [piece.shift for piece, _ in placed]
     places = [0, *itertools.accumulate(lens[:-1])]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
@@ -234,7 +311,7 @@ def build_gap_batch(
         narrow=narrow,
         computed_lens=computed,
         start_lens=logprob_starts,
-        locks=locks,
+        extends=extends,
     )
 
 

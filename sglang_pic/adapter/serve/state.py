@@ -49,9 +49,16 @@ class PendingSplice:
 
     def clip(self, end: int, whole: tuple[Span, ...] = ()) -> None:
         """Clip the plan to a prefill that ends at `end`, as `Plan.clip` does."""
+        if end < self.plan.end and self.plan.conditional:
+            self.drop_conditional()
         self.plan = self.plan.clip(end, whole)
         last = self.plan.runs[-1].target_end if self.plan.runs else 0
         self.pieces = [piece.part(piece.start, min(last, piece.end)) for piece in self.pieces if piece.start < last]
+
+    def drop_conditional(self) -> None:
+        """Have the conditional runs computed: their prompt has no end in this pass that asks for one of them."""
+        self.plan = self.plan.without_conditional()
+        self.pieces = [piece for piece in self.pieces if not piece.run.is_conditional]
 
     @property
     def num_fetched(self) -> int:
@@ -225,6 +232,17 @@ class RequestState:
     def inherits(self) -> bool:
         """Whether it has spliced nothing so far, and its exact prefix match has approximate rows."""
         return self.counts.inherited > 0 and not self.counts.chunk_hit
+
+    def compute_again(self, num_tokens: int) -> int:
+        """A second pass computed spliced tokens of the last admitted chunk; its rows are no donors for all that.
+
+        Returns those that were counted as spliced.
+        """
+        start, counted = self.last_chunk
+        left = Counted(*(min(number, max(0, counted.spliced - num_tokens)) for number in counted))
+        self.last_chunk = start, left
+        self._add(Counted(*map(int.__sub__, left, counted)))
+        return counted.spliced - left.spliced
 
     def take_plan(self) -> PendingSplice | None:
         """Give the plan with its donors' locks to the caller; `None` if it has no runs."""

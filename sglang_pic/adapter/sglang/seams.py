@@ -239,6 +239,7 @@ class TpGroup(Protocol):
 
     world_size: int
     rank_in_group: int
+    ranks: Sequence[int]  # among all processes
     cpu_group: Any  # `group` of `torch.distributed`
 
 
