@@ -46,8 +46,11 @@ _JOINTS = "-_.:/@'+"
 _NUMBER_SIGNS = ".:-/"
 # Tokens that a word may have beyond a field on either side; longer ones are cut. An id has 40, a signed token hundreds.
 WORD_TOKENS = 512
-# Kana, and Chinese signs.
-_WITHOUT_SPACES = (("\u3040", "\u30ff"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff"), ("\U00020000", "\U0003ffff"))
+# Kana, also of half width, and Chinese signs.
+_WITHOUT_SPACES = (
+    *(("\u3040", "\u30ff"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff")),
+    *(("\uff66", "\uff9f"), ("\U00020000", "\U0003ffff")),
+)
 _ESCAPES = ("\\n", "\\r", "\\t")
 MESSAGE_BREAK = "\x1e\n"
 """The text to give to a token that opens or closes a message."""
@@ -108,8 +111,8 @@ class Lexicon:
             return
         bare = [_without_signs(text) for text in added]
         signs = [len(text) - len(word) for word, text in zip(bare, added, strict=True)]
-        bare = [_fold(word) for word in bare]
-        folded = [_fold(text[:length]) + word for word, text, length in zip(bare, added, signs, strict=True)]
+        usual = {ord(character): _usual(character) for character in set("".join(added)) if not character.isascii()}
+        folded, bare = ([text.translate(usual).casefold() for text in texts] for texts in (added, bare))
         for token, word in enumerate(bare, start=len(self)):
             if word:
                 self._by_word[word].append(token)
@@ -253,9 +256,10 @@ def _text(texts: list[str], token: int) -> str:
     return texts[token] if 0 <= token < len(texts) else ""
 
 
-def _fold(text: str) -> str:
-    """Without case, and forms of a letter or digit as one: full-width digits."""
-    return normalize("NFKC", text).casefold()
+def _usual(character: str) -> str:
+    """The usual form of a letter or digit, such as one of full width; no signs for letters, no digits for fractions."""
+    usual, kinds = normalize("NFKC", character), ALNUM | DECIMAL | JOINT
+    return usual if all(_kind(each) & kinds == _kind(character) & kinds for each in usual) else character
 
 
 def _without_signs(text: str) -> str:

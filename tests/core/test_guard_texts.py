@@ -90,6 +90,10 @@ SAID = {
     "an ISO date": ("Today: 01/05/2026", "Today: 01/06/2026", "See log_20260105 there."),
     "a version": ("Version v1.2.3", "Version v1.3.0", "It needs 1.2.3 or so."),
     "digits of full width": ("価格 \uff11\uff15\uff10\uff10", "価格 \uff11\uff16\uff10\uff10", "We pay 1500 there."),
+    "a sign that folds to letters": ("Brand: Acme\u2122 soap", "Brand: Bolt\u2122 soap", "It is made by Acme there."),
+    "a sign of full width": ("Port\uff1a45", "Port\uff1a46", "It has 45 there."),
+    "kana of half width": ("Name: \uff76\uff84\uff73", "Name: \uff7b\uff84\uff73", "It is \uff76\uff84\uff73 there."),
+    "a digit in parentheses": ("Item \u2474 open", "Item \u2475 open", "It is \u2474 there."),
     "signs that fold to more letters": (
         "Kunde: Großmann",
         "Kunde: Weißbach",
