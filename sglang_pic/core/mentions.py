@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from sglang_pic.core.conclusions import TOKENS_BEFORE, TOKENS_BEHIND, Named, fin
 from sglang_pic.core.lexicon import WORD_TOKENS, Lexicon, without_spaces
 from sglang_pic.core.spans import Span, merge_spans
 from sglang_pic.core.tokens import Tokens
-from sglang_pic.core.value_forms import grouped_numbers, groups_of, other_forms
+from sglang_pic.core.value_forms import may_have_forms, other_forms, words_of, written_apart
 
 # A field is identified by its rarest words; words with more than `_MOST_PLACES` occurrences are ignored. At most
 # `_MOST_LOOKED_FOR` words, the rarest in any text, are looked for. A removed text may say more than a value: all its
@@ -51,6 +52,8 @@ _NEAR_TOKENS = 24
 # everything is computed.
 _FOLLOWING_TOKENS = 4
 _MOST_FOLLOWING = 64
+# Of more other forms none is looked for.
+_MOST_FORMS = 1 << 14
 # With more changed fields the text is another record, where a value that no text names is one of many.
 _FEW_FIELDS = 2
 # English words that can negate or limit the rest of their clause.
@@ -111,32 +114,51 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     rare = {word: None for each in names for side in (*each.sides, each.label) for word in side if word not in short}
     # A field's own words, which may begin a little before the difference, are no mention.
     own = merge_spans((start - first - _WORD_BEGINS, end - first) for start, end in places)
-    forms = {form: None for each in names for form in chain.from_iterable(each.forms.values())}
-    places_of = lexicon.find(short, behind, rare=rare | forms)
+    places_of = lexicon.find(short, behind, rare=rare)
     if places_of is None:
         return None
-    for word, others in chain.from_iterable(each.forms.items() for each in names):
-        places_of[word] = sorted({*places_of[word], *chain.from_iterable(places_of[form] for form in others)})
     found = {word: _outside(at, own) for word, at in places_of.items()}
     frequent = {word: None for each in names for side in _frequent(each, found) for word in side}
     more = lexicon.find(frequent, behind)
     if more is None:
         return None
     found |= {word: _outside(at, own) for word, at in more.items()}
+    formed = {word: _outside(at, own) for word, at in _find_forms(names, behind, lexicon).items()}
+    # With its other forms a word may be too frequent: what it names by itself is computed all the same.
+    ways = [found, found | {word: sorted({*found[word], *at}) for word, at in formed.items()}] if formed else [found]
     is_few = len(places) <= _FEW_FIELDS
     named = [
-        _mentions(each, found, behind, lexicon, _may_follow_unnamed(field, each, found, tokens, lexicon, is_few=is_few))
+        _mentions(each, way, behind, lexicon, _may_follow_unnamed(field, each, found, tokens, lexicon, is_few=is_few))
         for field, each in zip(fields, names, strict=True)
+        for way in ways
     ]
     concluded = find_conclusions(named, behind, lexicon)
     if concluded is None:
         return None
+    spans = [[*each.spans, *more] for each, more in zip(named, concluded, strict=True)]
     return [
         Mentions(
-            first + each.named_from, [(first + start, first + end) for start, end in merge_spans(each.spans + more)]
+            first + min(each.named_from for each in named[at : at + len(ways)]),
+            [(first + start, first + end) for start, end in merge_spans(chain(*spans[at : at + len(ways)]))],
         )
-        for each, more in zip(named, concluded, strict=True)
+        for at in range(0, len(named), len(ways))
     ]
+
+
+def _find_forms(names: Sequence[_Names], tokens: Tokens, lexicon: Lexicon) -> dict[str, list[int]]:
+    """By word of the values the places of its other forms; empty if there are too many to look for."""
+    forms = {form: None for each in names for form in chain.from_iterable(each.forms.values())}
+    if not 0 < len(forms) <= _MOST_FORMS:
+        return {}
+    pairs = [form.split() for form in forms if " " in form]
+    found = lexicon.find(chain.from_iterable(pairs), tokens, rare=[form for form in forms if " " not in form])
+    if found is None:
+        return {}
+    found |= {" ".join(pair): sorted(_following(pair, found)) for pair in pairs}
+    formed = defaultdict[str, list[int]](list)
+    for word, others in chain.from_iterable(each.forms.items() for each in names):
+        formed[word] += chain.from_iterable(found[form] for form in others)
+    return {word: sorted({*places}) for word, places in formed.items() if places}
 
 
 def _mentions(
@@ -222,9 +244,12 @@ def _following(words: list[str], found: dict[str, list[int]]) -> set[int]:
     """The places where two words of a value follow each other as in the value."""
     places = set[int]()
     for word, after in pairwise(words):
-        here, there = np.array(found[word], np.int64), np.array([*found[after], 1 << 62], np.int64)
-        nearest = there[np.searchsorted(there, here, "right")]
-        places.update(here[nearest <= here + _FOLLOWING_TOKENS].tolist())
+        here, there = found[word], found[after]
+        if len(here) > len(there):
+            for at in there:
+                places.update(here[bisect_left(here, at - _FOLLOWING_TOKENS) : bisect_left(here, at)])
+        else:
+            places.update(at for at in here if bisect_right(there, at) < bisect_right(there, at + _FOLLOWING_TOKENS))
     return places
 
 
@@ -267,13 +292,13 @@ def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -
 def _forms_of(
     words: Sequence[str], before: Tokens, value: Tokens, behind: Tokens, lexicon: Lexicon
 ) -> dict[str, set[str]]:
-    """How else the words of a value are written, those that are numbers or groups of the digits of one."""
-    forms = {word: other_forms(word) for word in words if any(map(str.isdigit, word))}
+    """How else the words of a value are written, or what is written with them."""
+    forms = {word: other_forms(word) for word in words if may_have_forms(word)}
     if forms:
         texts = [lexicon.text(each) for each in (before[-_NUMBER_TOKENS:], value, behind[:_NUMBER_TOKENS])]
-        for number in grouped_numbers("".join(texts), len(texts[0]), len(texts[0] + texts[1])):
-            for word in forms.keys() & groups_of(number):
-                forms[word] |= other_forms(number)
+        for text in written_apart("".join(texts), len(texts[0]), len(texts[0] + texts[1])):
+            for word in forms.keys() & words_of(text):
+                forms[word] |= other_forms(text)
     return forms
 
 

@@ -94,6 +94,39 @@ SAID = {
     "a sign of full width": ("Port\uff1a45", "Port\uff1a46", "It has 45 there."),
     "kana of half width": ("Name: \uff76\uff84\uff73", "Name: \uff7b\uff84\uff73", "It is \uff76\uff84\uff73 there."),
     "a digit in parentheses": ("Item \u2474 open", "Item \u2475 open", "It is \u2474 there."),
+    "a date in words": ("Today: 2026-01-05", "Today: 2026-01-06", "It came on January 5, 2026 there."),
+    "a short date in words": ("Today: 2026-01-05", "Today: 2026-01-06", "It came on 5 Jan there."),
+    "a date with an ordinal": ("Due: 1/5/2026", "Due: 1/6/2026", "It is due on the 5th of January there."),
+    "the number of a date in words": (
+        "Today: January 5, 2026",
+        "Today: January 6, 2026",
+        "It came on 2026-01-05 there.",
+    ),
+    "the month of a date in words": ("Today: January 5, 2026", "Today: March 5, 2026", "It came on 2026-01-05 there."),
+    "a date of a log": ("[05/Jan/2026:18:27:33]", "[06/Jan/2026:11:28:33]", "It came on 2026-01-05 there."),
+    "a day and a month": ("Today: 2026-01-15", "Today: 2026-01-16", "It came on 1/15 there."),
+    "an hour": ("Meet at 14:00", "Meet at 15:00", "We meet at 2 pm there."),
+    "an hour in the afternoon": ("Meet at 2 PM", "Meet at 3 PM", "We meet at 14:00 there."),
+    "a part of a path": ("Out: /data/run_12/out.log", "Out: /data/run_13/out.log", "Look at run_12 there."),
+    "a file without its ending": ("Out: /data/out_12.log", "Out: /data/out_13.log", "Look at out_12 there."),
+    "a name with a number": ("Running job-42", "Running job-43", "Look at job 42 there."),
+    "a name and a number": ("Uses Python 3.11", "Uses Python 3.12", "Run python3.11 there."),
+    "a joined number": ("Model: llama-3.1", "Model: llama-3.2", "It is Llama 3.1 there."),
+    "a joined unit": ("timeout: 30s", "timeout: 45s", "It waits 30 seconds there."),
+    "a user of an address": ("User: ann42@example.com", "User: ann43@example.com", "Ask ann42 there."),
+    "a host of a domain": ("Host: db-01.example.com", "Host: db-02.example.com", "Ask db-01 there."),
+    "a line of a file": ("Error at main.py:45", "Error at main.py:46", "See line 45 there."),
+    "a number behind a key": ("limit:45", "limit:46", "We allow 45 there."),
+    "an address without its port": ("Addr 10.0.0.5:8080", "Addr 10.0.0.6:8080", "Ping 10.0.0.5 there."),
+    "camel case": ("Call get_user", "Call fetch_item", "See getUser there."),
+    "an id without dashes": (f"Id: {UUIDS[0]}", f"Id: {UUIDS[1]}", f"See {UUIDS[0].replace('-', '')} there."),
+    "the head of an id": (f"Id: {UUIDS[0]}", f"Id: {UUIDS[1]}", f"See {UUIDS[0][:8]} there."),
+    "a short hash": (f"HEAD is {HASHES[0]}", f"HEAD is {HASHES[1]}", f"See {HASHES[0][:7]} there."),
+    "thousands with a letter": ("It costs 1500", "It costs 1600", "We pay 1.5k there."),
+    "a letter for thousands": ("It costs 1.5k", "It costs 1.6k", "We pay 1500 there."),
+    "a decimal comma": ("Total: 12,50", "Total: 13,50", "We pay 12.50 there."),
+    "a number in words": ("You have 3 tries", "You have 4 tries", "We get three tries there."),
+    "a short version": ("Python 3.11.4", "Python 3.12.1", "It is Python 3.11 there."),
     "signs that fold to more letters": (
         "Kunde: Großmann",
         "Kunde: Weißbach",
@@ -124,6 +157,26 @@ def test_what_names_a_value_is_computed_however_it_is_written(name: str) -> None
     made = second_plan(*(f"{HEAD}{field}\n{BODY}{said}\n{MORE}{LAST}" for field in (old, new)))
     assert made[0].changed_fields
     assert not is_spliced(made, said.partition("\n")[0])
+
+
+def test_a_value_that_is_frequent_in_another_form_is_computed_where_it_was() -> None:
+    totals = "".join(f"{prose(60 + at, 10)[:-2]}, total 5.00\n" for at in range(9))
+    said = "We count 5 of them."
+    made = second_plan(*(f"{HEAD}Total: {value}\n{BODY}{said}\n{MORE}{totals}{LAST}" for value in (5, 6)))
+    assert made[0].num_spliced
+    assert not is_spliced(made, said)
+
+
+def test_too_many_places_of_other_forms_do_not_end_the_search_for_values() -> None:
+    numbers = "".join(f"{at * 10_007} {at * 10_009}\n" for at in range(1, 600))
+    lines = [prose(80 + at, 20) for at in range(20)]
+    stamped = [
+        "".join(f"{day}:{at + 10}:33Z {line}" for at, line in enumerate(lines))
+        for day in ("2026-07-05T18", "2026-08-06T11")
+    ]
+    plan, _ = second_plan(*(f"{stamps}{numbers}{LAST}" for stamps in stamped))
+    assert DropReason.BUDGET not in plan.dropped
+    assert plan.num_spliced
 
 
 UNSAID = {
