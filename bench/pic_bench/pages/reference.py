@@ -20,7 +20,7 @@ import sglang_pic
 from pic_bench.pages.page_tables import fill_in, table
 from sglang_pic.adapter.features import pins, state_checkpoints, tenants
 from sglang_pic.adapter.features.audit import audit_metrics
-from sglang_pic.adapter.serve import account, faults, forward, modes, planning, publish, strip
+from sglang_pic.adapter.serve import account, faults, forward, modes, planning, publish, second_pass, strip
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
@@ -41,6 +41,7 @@ METRICS: Final = (
     *account.METRICS,
     *planning.METRICS,
     *forward.METRICS,
+    *second_pass.METRICS,
     *publish.METRICS,
     *tenants.METRICS,
     *state_checkpoints.METRICS,
