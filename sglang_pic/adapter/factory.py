@@ -111,15 +111,16 @@ def _make_parts(ctx: BuildContext, config: PicConfig, labels: Mapping[str, str] 
     splicers, series = [draft.splicer for draft in live.drafts], stations.series(forward.METRICS)
     path = ForwardPath(live.splicer, stations.features, stations.recovery, splicers, series)
     path.install()
+    second = None
     if config.core.reordered == "attend":
-        path.second = make_second_pass(ctx, live, stations, stations.series(second_pass.METRICS))
-        path.second.install()
+        path.second = second = make_second_pass(ctx, live, stations, stations.series(second_pass.METRICS))
+        second.install()
     apply_hooks()
     with on_forward_stream(live.runner):
         check_live_rows(ctx, live.runner, live.splicer)
         check_drafts(ctx, live.drafts)
-        if path.second is not None:
-            find_layers(live, path.second)
+        if second is not None:
+            find_layers(live, second)
         cost = read_costs(ctx, config, live)
     load_loops()  # No request waits for the compiler.
     keep_rows(live.splicer.view)
