@@ -33,6 +33,8 @@ class Fitter:
             found: with what the guard computes of them.
         """
         fitting = self._keep_images(self._within_limits(self._before_tail(self._in_order(runs), found)))
+        if self._policy.reordered != "attend":
+            return fitting
         conditional = [run.is_conditional for run in fitting]
         num_last = self._query.end - fitting[-1].target_end if fitting else 0
         can_choose = sum(conditional) >= _LEAST_TO_CHOOSE and num_last >= _LEAST_ASKING

@@ -275,9 +275,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The plan that computes these runs."""
         return msgspec.structs.replace(self, runs=tuple(run for run in self.runs if not run.is_conditional))
 
+    @property
+    def _most_again(self) -> Run | None:
+        """The longest conditional run: the most that a second pass computes."""
+        return max(self.conditional, key=lambda run: run.num_tokens, default=None)
+
     def after_second_pass(self) -> Plan:
         """The plan without its longest conditional run, which is the most that a second pass computes."""
-        longest = max(self.conditional, key=lambda run: run.num_tokens, default=None)
+        longest = self._most_again
         return msgspec.structs.replace(self, runs=tuple(run for run in self.runs if run is not longest))
 
     @property
@@ -301,9 +306,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         saved = cost.request_saves(
             self.gaps, runs, num_fetched=num_fetched, num_before=num_before, reads_before=reads_before
         )
-        if not (conditional := self.conditional):
+        longest = self._most_again
+        if longest is None:
             return saved
-        longest = max(conditional, key=lambda run: run.num_tokens)
         again = [(longest.target_start - longest.seam_len, longest.target_end), self.gaps[-1]]
         return saved - cost.request_us - cost.gap_us - cost.pass_with_gaps_us(again)
 

@@ -15,8 +15,8 @@ it, over spliced and half computed rows. The pass may have more tokens than the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -129,11 +129,9 @@ class ForwardPath:
     def _replays(self, gap: GapBatch, runner: ModelRunner, media: Sequence[object] | None) -> bool:
         """Whether captured graphs may compute a gap batch of the target model."""
         has_media = any(each is not None for each in media or ())
-        if gap.asking:
-            # A graph hides the attention of its layers.
-            return False
         is_latent = self.splicer.view.kind is PoolKind.MLA
-        return not has_media and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
+        # A graph hides the attention of its layers.
+        return not has_media and not gap.asking and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
 
     def _take_plans(self, batch: ScheduleBatch, model_runner: ModelRunner) -> Pass:
         """Take the plans of a batch's requests, and lay out their gap batch if there are any."""
@@ -187,18 +185,14 @@ class ForwardPath:
         """Copy the rows and compute the gaps; after a fault restore the whole batch and compute it."""
         whole, reason, in_pass = dict(vars(batch)), Fallback.FAULT_SPLICE, planned.is_ahead
         try:
-            with ExitStack() as stack:
-                is_moved = planned.is_ahead or planned.of_draft
-                if not is_moved:
-                    self._move(gap, is_trial=planned.is_trial)
-                reason = Fallback.FAULT_GAPS
-                # Ranks replay graphs together or not at all.
-                replays = planned.replays if is_moved else self._replays(gap, runner, batch.mm_inputs)
-                stack.enter_context(prefill_path(runner, replays=replays))
-                more = narrowed_fields(gap, batch, runner) if planned.of_draft else None
-                stack.enter_context(gap.narrowed(batch, runner, more))
-                self._running = gap
-                stack.callback(setattr, self, "_running", None)
+            is_moved = planned.is_ahead or planned.of_draft
+            if not is_moved:
+                self._move(gap, is_trial=planned.is_trial)
+            reason = Fallback.FAULT_GAPS
+            # Ranks replay graphs together or not at all.
+            replays = planned.replays if is_moved else self._replays(gap, runner, batch.mm_inputs)
+            more = narrowed_fields(gap, batch, runner) if planned.of_draft else None
+            with self._narrowed(gap, batch, runner, more, replays=replays):
                 in_pass = True
                 with nullcontext() if self.second is None else self.second.watching(gap.asking):
                     output = compute()
@@ -209,9 +203,7 @@ class ForwardPath:
         except Exception as error:
             gap.locks.close()
             self._give_up(planned, reason, error, in_pass=in_pass)
-        # SGLang has changed the batch as a narrowed one.
-        vars(batch).clear()
-        vars(batch).update(whole)
+        _restore(batch, whole)
         if planned.of_draft:
             widen_batch(gap, batch)
         if runner.lora_manager is not None:
@@ -230,19 +222,30 @@ class ForwardPath:
     ) -> RunnerOutput:
         """Compute what the prompts' ends attend to, and the ends again."""
         chosen = second.choose(gap.asking)
-        # SGLang has changed the batch as a narrowed one.
-        vars(batch).clear()
-        vars(batch).update(whole)
-        layout = gap.second(chosen)
-        with ExitStack() as stack:
-            stack.enter_context(prefill_path(runner, replays=False))
-            stack.enter_context(layout.narrowed(batch, runner))
-            self._running = layout
-            stack.callback(setattr, self, "_running", None)
+        _restore(batch, whole)
+        with self._narrowed(gap.second(chosen), batch, runner, replays=False):
             output = compute()
         if not planned.is_trial:
             second.count(gap.asking, chosen, planned.spliced)
         return output
+
+    @contextmanager
+    def _narrowed(
+        self,
+        gap: GapBatch,
+        batch: ForwardBatch,
+        runner: ModelRunner,
+        more: Mapping[str, Any] | None = None,
+        *,
+        replays: bool,
+    ) -> Iterator[None]:
+        """A pass over a layout, with these further fields of the batch."""
+        with prefill_path(runner, replays=replays), gap.narrowed(batch, runner, more):
+            self._running = gap
+            try:
+                yield
+            finally:
+                self._running = None
 
     def _give_up(self, planned: Pass, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
         if planned.is_trial:
@@ -279,6 +282,12 @@ class ForwardPath:
 
         # The MHA paths of DeepSeek re-project a sequence's whole prefix; a gap batch has it in the pool already.
         return AttnForwardMethod.MLA
+
+
+def _restore(batch: ForwardBatch, whole: Mapping[str, Any]) -> None:
+    """SGLang has changed the batch as a narrowed one: it gets the fields that it had."""
+    vars(batch).clear()
+    vars(batch).update(whole)
 
 
 def attach_gap_batch(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = False) -> None:

@@ -20,7 +20,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -255,18 +254,19 @@ def build_gap_batch(
     """
     extends = [Extend(*each) for each in zip(prefix_lens, extend_lens, start_lens, strict=True)]
     gaps, placed, asking = list[Sequence[Span]](), list[Placed](), list[Asking]()
-    locks, tier, number = ExitStack(), ON_DEVICE, 0
+    locks, tier, number, at = ExitStack(), ON_DEVICE, 0, 0
     for i, (splice, extend) in enumerate(zip(pending, extends, strict=True)):
         if splice is None:
             gaps.append([(extend.prefix_len, extend.end)])
+            at += extend.num_tokens
             continue
         _check(splice, extend.prefix_len, extend.end)
         gaps.append(splice.plan.gaps)
+        at += splice.plan.num_computed
         placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
         locks.push(splice.locks)
         tier = splice.tier
         if conditional := splice.plan.conditional:
-            at = sum(end - start for start, end in chain.from_iterable(gaps))
             spans = [(max(extend.prefix_len, run.target_start - run.seam_len), run.target_end) for run in conditional]
             lens = [run.num_tokens for run in conditional]
             asking.append(Asking(i, number, at, spans, lens, gaps[-1][-1], rows[i][: extend.end]))

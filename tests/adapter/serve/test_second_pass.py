@@ -90,7 +90,6 @@ def run_cases(runner: Any, tokenizer: Any) -> dict[str, Any]:
         "scores": list(scores.shape),
         "one pass again": kl(without, again),
         "refused": str(refused.value),
-        "layers": len(second.layers),
     }
 
 
