@@ -22,7 +22,7 @@ from pic_bench.report.stats import most_lost
 from pic_traces.encode import load_encoder
 from scipy.stats import binom
 
-KINDS = ("order", "drawn", "copies", "gone", "fields", "again", "sample:opendevin")
+KINDS = ("order", "drawn", "copies", "gone", "fields", "again", "compacted", "cleared", "sample:opendevin")
 
 
 @pytest.fixture(scope="module")

@@ -48,8 +48,8 @@ STUDY.add(
     "--kind",
     action="append",
     metavar="KIND",
-    help="order, drawn, tools, copies, gone, fields, a trace or gen:NAME; may repeat (default: the first six, "
-    "sample:opendevin, gen:compact and gen:tool_variants)",
+    help="order, drawn, tools, copies, gone, fields, again, compacted, cleared, a trace or gen:NAME; may repeat "
+    "(default: the first six, sample:opendevin, gen:compact and gen:tool_variants)",
 )
 STUDY.add(
     "--data",
@@ -57,7 +57,8 @@ STUDY.add(
     action="append",
     default=[],
     metavar="FILE",
-    help="questions for order and drawn, beside the generated ones, and traces for tools; may repeat",
+    help="questions for order and drawn, beside the generated ones, and traces for tools, again, compacted and "
+    "cleared; may repeat",
 )
 STUDY.add("--num", type=int, default=40, metavar="N", help="right prompts of each kind")
 STUDY.add("--length", type=int, default=3, metavar="N", help="how many times the usual documents a prompt has, 1 to 4")

@@ -9,6 +9,9 @@ gone     the request before had a correction of what is asked, behind it or in f
 fields   a prompt behind the same prompt with other values; a kind for each way in which answers depend on them
 again    calls of traces that end in the result of a tool, which was read some steps earlier too: the request before had
          the session up to there and the same result behind it; a kind for each trace
+compacted, cleared
+         calls of traces that answer the result of a tool, in a session that was compacted: a summary stands in the
+         place of its older steps, or a line in that of older results; the request before had all of them
 NAME     the calls of a trace or of a generator (`gen:compact`), whose donors are all calls before them
 """
 
@@ -60,6 +63,11 @@ LEAST_READ, _MOST_READ = 192, 1024
 """Tokens of a result that is read again."""
 UNREAD = (96, 0.45)
 """Text before such a result that the request before had not: fewest tokens, and the largest share of the prompt."""
+CLEARED = "[Old tool result content cleared]"
+LEAST_GONE = 192
+"""Tokens by which compaction shortens a session."""
+_SUMMED_CHARACTERS = 120
+"""Of each step in a summary."""
 _OF_A_SESSION, _SYSTEM_CHARACTERS = 4, 3200
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
@@ -76,6 +84,8 @@ _INSISTS = (
 _FUNCTION = re.compile(r"^def (\w+)\(.*?(?=\n\n|\Z)", re.M | re.S)
 
 Judge = Callable[[str, str], bool]
+MakePrompt = Callable[[str, Call, int, random.Random], "tuple[Ids, Ids, Ids] | None"]
+"""The prompt, the beginning of its answer, and the request before of a call whose message at a place is a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +168,11 @@ class Cases:
     def of(self, kind: str, num: int) -> Iterator[Prompt]:
         """Candidates of a kind, `num` at most of each of its sources."""
         made = {"order": self._order, "drawn": self._drawn, "tools": self._tools}
-        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields, "again": self._again}
+        made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields}
+        of_steps = {"again": self._made_again, "compacted": self._made_compacted, "cleared": self._made_cleared}
+        if kind in of_steps:
+            traces = [path for path in self.data if not is_question_set(path)]
+            return in_turn([self._steps(kind, path, num, of_steps[kind]) for path in traces])
         return made[kind](num) if kind in made else self._calls(kind, num)
 
     def _order(self, num: int) -> Iterator[Prompt]:
@@ -299,56 +313,81 @@ class Cases:
             if found >= num:
                 return
 
-    def _again(self, num: int) -> Iterator[Prompt]:
-        return in_turn([self._read_again(path, num) for path in self.data if not is_question_set(path)])
-
-    def _read_again(self, path: Path, num: int) -> Iterator[Prompt]:
-        """Those of one trace: its sessions in a seeded order, a few results of each."""
+    def _steps(self, kind: str, path: Path, num: int, make: MakePrompt) -> Iterator[Prompt]:
+        """The prompts of one trace of which the default splices something, of a few results of each session."""
         sessions = list(load(str(path)))
-        rng = random.Random(f"again-{self.seed}")
+        rng = random.Random(f"{kind}-{self.seed}")
         rng.shuffle(sessions)
-        kind, found = f"again-{_trace_name(str(path))}", 0
+        kind, found = f"{kind}-{_trace_name(str(path))}", 0
         for session in sessions:
-            call = max(session.calls(), key=lambda call: len(call.messages))
-            messages = [_shortened(each) for each in call.messages]
+            longest = max(session.calls(), key=lambda call: len(call.messages))
+            messages = [_shortened(each) for each in longest.messages]
+            call = msgspec.structs.replace(longest, tools=None, messages=messages)
             places = [at for at in range(5, len(messages) - 1) if _is_step(messages[at - 1 : at + 2])]
             taken = 0
             for at in rng.sample(places, len(places)):
-                made = self._made_again(kind, f"{session.session_id}-{at}", call, messages[: at + 2], rng)
-                if made is not None:
+                made = make(call, at, rng)
+                if made is None or len(made[1]) < ANSWER_TOKENS:
+                    continue
+                ids, gold, old = made
+                prompt = self._made(kind, f"{session.session_id}-{at}", ids, [old], gold)
+                if prompt.plans["seam-64"].num_spliced:
                     taken += 1
-                    yield made
+                    yield prompt
                 if taken == _OF_A_SESSION:
                     break
             found += taken
             if found >= num:
                 return
 
-    def _made_again(
-        self, kind: str, name: str, call: Call, messages: list[Message], rng: random.Random
-    ) -> Prompt | None:
-        """The session up to the answer to a result, behind the same without some of the steps before it; None if its
-        text is too short or too long, or the default splices nothing."""
-        *before, asks, result, answer = messages
+    def _encoded(self, call: Call, messages: Sequence[Message], answer: Message | None = None) -> tuple[Ids, Ids]:
+        """A prompt of these messages, and its answer."""
+        made = self.encoder.encode(msgspec.structs.replace(call, messages=[*messages], completion=answer))
+        num = len(made.tokens)
+        return made.path[:num].tolist(), made.path[num:].tolist()
+
+    def _made_again(self, call: Call, at: int, rng: random.Random) -> tuple[Ids, Ids, Ids] | None:
+        """A session up to its answer to a result, behind the same without some of the steps before it; None if its text
+        is too short or too long."""
+        *before, asks, result, answer = call.messages[: at + 2]
         length = len(self.text.ids(str(result.get("content") or "")))
-        starts = [at for at in range(2, len(before)) if before[at]["role"] == "assistant"]
-        if not LEAST_READ <= length <= _MOST_READ or not starts:
+        starts = _starts(before)
+        if not LEAST_READ <= length <= _MOST_READ:
             return None
-        cut = msgspec.structs.replace
         for start in starts[::-1]:
-            steps = [*before[:2], *before[start:], asks, result]
-            encoded = self.encoder.encode(cut(call, tools=None, messages=steps, completion=answer))
-            ids = encoded.tokens.tolist()
-            gold = encoded.path.tolist()[len(ids) :][:ANSWER_TOKENS]
+            ids, gold = self._encoded(call, [*before[:2], *before[start:], asks, result], answer)
             if len(ids) > self.longest:
                 return None
             last = rng.choice([at for at in starts if at >= start] + [len(before)])
-            donor = cut(call, tools=None, messages=[*before[:2], *before[last:], asks, result], completion=None)
-            old = self.encoder.encode(donor).tokens.tolist()
-            if UNREAD[0] <= len(ids) - len(old) <= UNREAD[1] * len(ids) and len(gold) == ANSWER_TOKENS:
-                made = self._made(kind, name, ids, [old], gold)
-                return made if made.plans["seam-64"].num_spliced else None
+            old, _ = self._encoded(call, [*before[:2], *before[last:], asks, result])
+            if UNREAD[0] <= len(ids) - len(old) <= UNREAD[1] * len(ids):
+                return ids, gold[:ANSWER_TOKENS], old
         return None
+
+    def _made_compacted(self, call: Call, at: int, rng: random.Random) -> tuple[Ids, Ids, Ids] | None:
+        """A summary in the place of older steps."""
+        before = call.messages[: at - 1]
+        start = rng.choice(_starts(before)[1:] or [2])
+        done = [f"- {_action(each)}" for each in before[2:start] if each["role"] == "assistant"]
+        summary = "\n".join(["This conversation continues an earlier one. What was done there:", *done])
+        return self._behind_whole(call, at, [{"role": "user", "content": summary}, *before[start:]])
+
+    def _made_cleared(self, call: Call, at: int, rng: random.Random) -> tuple[Ids, Ids, Ids] | None:
+        """A line in the place of older results."""
+        before = call.messages[: at - 1]
+        start = rng.choice(_starts(before)[1:] or [2])
+        cleared = [each if each["role"] == "assistant" else {**each, "content": CLEARED} for each in before[2:start]]
+        return self._behind_whole(call, at, [*cleared, *before[start:]])
+
+    def _behind_whole(self, call: Call, at: int, steps: Sequence[Message]) -> tuple[Ids, Ids, Ids] | None:
+        """A session with these steps after its task up to the answer to a result, behind the whole session up to the
+        call of that tool; None if little is gone, or the whole is too long."""
+        *before, asks, result, answer = call.messages[: at + 2]
+        old = [each for part in self._encoded(call, before, asks) for each in part]
+        ids, gold = self._encoded(call, [*before[:2], *steps, asks, result], answer)
+        num_gone = len(old) - len(self._encoded(call, [*before[:2], *steps, asks])[0])
+        is_long = len(ids) <= self.longest and len(old) <= 2 * self.longest
+        return (ids, gold[:ANSWER_TOKENS], old) if is_long and num_gone >= LEAST_GONE else None
 
     def _documents(self, num: int) -> Iterator[Case]:
         """Questions, JSON and edits in turn."""
@@ -409,6 +448,17 @@ def _trace_name(source: str) -> str:
 def _is_step(messages: Sequence[Message]) -> bool:
     """Whether an agent calls a tool, reads its result and answers."""
     return [each["role"] == "assistant" for each in messages] == [True, False, True]
+
+
+def _starts(messages: Sequence[Message]) -> list[int]:
+    """Where steps begin after the task."""
+    return [at for at in range(2, len(messages)) if messages[at]["role"] == "assistant"]
+
+
+def _action(message: Message) -> str:
+    """The beginning of what an agent said or did."""
+    said = f"{message.get('content') or ''} {msgspec.json.encode(message.get('tool_calls') or '').decode()}"
+    return " ".join(said.split())[:_SUMMED_CHARACTERS]
 
 
 def _shortened(message: Message) -> Message:
