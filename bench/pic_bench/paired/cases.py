@@ -68,6 +68,8 @@ LEAST_GONE = 192
 """Tokens by which compaction shortens a session."""
 _SUMMED_CHARACTERS = 120
 """Of each step in a summary."""
+_CHARACTERS_OF_TOKEN = 8
+"""A longer text is not encoded to find that it is too long."""
 _OF_A_SESSION, _SYSTEM_CHARACTERS = 4, 3200
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
@@ -383,11 +385,14 @@ class Cases:
         """A session with these steps after its task up to the answer to a result, behind the whole session up to the
         call of that tool; None if little is gone, or the whole is too long."""
         *before, asks, result, answer = call.messages[: at + 2]
+        if sum(len(str(each.get("content"))) for each in before) > 2 * self.longest * _CHARACTERS_OF_TOKEN:
+            return None
         old = [each for part in self._encoded(call, before, asks) for each in part]
+        if len(old) > 2 * self.longest:
+            return None
         ids, gold = self._encoded(call, [*before[:2], *steps, asks, result], answer)
         num_gone = len(old) - len(self._encoded(call, [*before[:2], *steps, asks])[0])
-        is_long = len(ids) <= self.longest and len(old) <= 2 * self.longest
-        return (ids, gold[:ANSWER_TOKENS], old) if is_long and num_gone >= LEAST_GONE else None
+        return (ids, gold[:ANSWER_TOKENS], old) if len(ids) <= self.longest and num_gone >= LEAST_GONE else None
 
     def _documents(self, num: int) -> Iterator[Case]:
         """Questions, JSON and edits in turn."""
