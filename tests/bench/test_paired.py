@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.paired import __main__ as paired
 from pic_bench.paired.arms import POLICIES, attended_arms, policy_arms
-from pic_bench.paired.cases import ANSWER_TOKENS, TRACE_TOKENS, Cases, Prompt
+from pic_bench.paired.cases import ANSWER_TOKENS, LEAST_GONE, TRACE_TOKENS, Cases, Prompt, donor_ends
 from pic_bench.paired.forward import Forward
 from pic_bench.paired.measure import Measure
 from pic_bench.paired.record import Record
@@ -39,7 +39,7 @@ def forward(model: Path) -> Forward:
 def prompts(model_dir: Callable[[str], Path]) -> dict[str, Prompt]:
     """The first prompt of each kind; `drawn` needs the documents of another one."""
     folder = model_dir("smollm2")
-    data, longest = [Path("sample:agents")], TRACE_TOKENS + 512
+    data, longest = [Path("sample:agents")], 2 * TRACE_TOKENS
     cases = Cases(folder, POLICIES, data, 0, 2, longest, ModelText(folder), load_encoder(str(folder)))
     return {kind: next(cases.of(kind, 12)) for kind in KINDS}
 
@@ -76,6 +76,15 @@ def test_a_result_is_read_again_behind_steps_that_its_donor_has_not_seen(prompts
     assert run.shift >= 96
     assert donor.tokens(prompt.prefix_len).tolist() == prompt.ids[: prompt.prefix_len]
     assert len(prompt.gold) == ANSWER_TOKENS
+
+
+@pytest.mark.parametrize("kind", ["compacted", "cleared"])
+def test_a_compacted_session_is_shorter_than_the_request_before(prompts: dict[str, Prompt], kind: str) -> None:
+    prompt = prompts[kind]
+    (donor,) = donor_ends(prompt.plans)
+    assert len(donor) - len(prompt.ids) > 0
+    assert max(run.target_start - run.donor_start for run in prompt.plans["most"].runs) <= -LEAST_GONE
+    assert donor.tokens(prompt.prefix_len).tolist() == prompt.ids[: prompt.prefix_len]
 
 
 @pytest.mark.slow
