@@ -98,7 +98,8 @@ def production_backends() -> None:
 
 AS_USERS_HAVE_IT: Final = _calling(f"{__name__}:log_modules")
 """What a server is started with whose processes import for themselves, as those of users do."""
-PAGEABLE: Final = environment("pic_platform.pageable:without_pinned_memory")
+_PAGEABLE: Final = "pic_platform.pageable:without_pinned_memory"
+PAGEABLE: Final = environment(_PAGEABLE)
 """What a server with LoRA adapters is started with: SGLang keeps their tables and weights in pinned memory."""
 PRODUCTION_BACKENDS: Final = {**environment(f"{__name__}:production_backends"), "TRITON_INTERPRET": "1"}
 """What a server on a production attention backend is started with."""
@@ -111,4 +112,4 @@ def any_layers() -> None:
     asking_layers.LEAST_FOUND = 0.0  # type: ignore[misc]
 
 
-ANY_LAYERS: Final = environment(f"{__name__}:any_layers")
+ANY_LAYERS: Final = environment(f"{__name__}:any_layers", _PAGEABLE)

@@ -115,6 +115,13 @@ SERVERS = {
         env=plugins.ANY_LAYERS,
         is_slow=True,
     ),
+    "gqa_page16.attend_host": _float32(
+        *("tiny-gqa", 16, "--chunked-prefill-size", "1024", "--max-total-tokens", "6000", *_HOST, *_LORA),
+        config={**AUDITED, "core": {"reordered": "attend"}},
+        probe=_CHECKED,
+        env=plugins.ANY_LAYERS,
+        is_slow=True,
+    ),
     "gqa_page16.lora": _float32("tiny-gqa", 16, *_LORA, config=AUDITED, env=plugins.PAGEABLE, is_slow=True),
     "gqa_page16.fa3": _on("fa3", "tiny-gqa", 16, "--enable-deterministic-inference", is_slow=True),
     "gqa_page16.triton": _on("triton", "tiny-gqa", 16, is_slow=True),
