@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from sglang_pic.core import CoreConfig, CostModel, with_preset
-from sglang_pic.core.settings import Range, check, settings_of
 from sglang_pic.errors import ConfigError, did_you_mean
 from sglang_pic.nonces import NONCES
+from sglang_pic.settings import Range, check, settings_of
 
 Share = Annotated[float, Range(0, 1)]
 AboveZero = Annotated[float, Range(0)]

@@ -21,9 +21,9 @@ from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.state_config import ModelStates, model_states
 from sglang_pic.census.states import StateRules
 from sglang_pic.core import CoreConfig, ReusePolicy, with_preset
-from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 from sglang_pic.output import output_path
+from sglang_pic.settings import settings_of
 
 
 def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pic_traces.encode.encoded import Tokens
 
-from sglang_pic.core.checkpoints import Checkpoints
+from sglang_pic.checkpoints import Checkpoints
 from sglang_pic.core.trie import Node, Trie
 
 

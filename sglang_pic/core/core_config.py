@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from sglang_pic.core.policy import PRESETS, ReusePolicy
-from sglang_pic.core.settings import Range, check
+from sglang_pic.settings import Range, check
 
 
 class CoreConfig(ReusePolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):

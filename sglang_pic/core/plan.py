@@ -11,8 +11,8 @@ import msgspec
 
 from sglang_pic.core.path import Path
 from sglang_pic.core.policy import ReusePolicy
-from sglang_pic.core.settings import Range, check
 from sglang_pic.core.spans import Span, intersect_spans, whole_part
+from sglang_pic.settings import Range, check
 
 
 class Reason(Enum):

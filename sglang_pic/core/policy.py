@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from sglang_pic.core.settings import Range, check
+from sglang_pic.settings import Range, check
 
 _MAX_LENGTH = 1 << 20
 

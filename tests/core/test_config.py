@@ -12,8 +12,8 @@ import pytest
 from sglang_pic.census import inputs
 from sglang_pic.config import PicConfig, load_config, read_config
 from sglang_pic.core import CoreConfig, PlanOptions
-from sglang_pic.core.settings import Setting, settings_of
 from sglang_pic.errors import ConfigError
+from sglang_pic.settings import Setting, settings_of
 
 BOUNDED = [(kind, each) for kind in (CoreConfig, PicConfig) for each in settings_of(kind).values() if each.range]
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from sglang_pic.core import ReusePolicy, with_preset
-from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
+from sglang_pic.settings import settings_of
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):

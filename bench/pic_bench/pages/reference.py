@@ -28,7 +28,7 @@ from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Area, Level, Support
 from sglang_pic.cli import VERBS
 from sglang_pic.config import PicConfig
-from sglang_pic.core.settings import Setting, settings_of
+from sglang_pic.settings import Setting, settings_of
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")

@@ -86,7 +86,7 @@ _INSISTS = (
 _FUNCTION = re.compile(r"^def (\w+)\(.*?(?=\n\n|\Z)", re.M | re.S)
 
 Judge = Callable[[str, str], bool]
-MakePrompt = Callable[[str, Call, int, random.Random], "tuple[Ids, Ids, Ids] | None"]
+MakePrompt = Callable[[Call, int, random.Random], "tuple[Ids, Ids, Ids] | None"]
 """The prompt, the beginning of its answer, and the request before of a call whose message at a place is a result."""
 
 

@@ -2,7 +2,7 @@
 
 Layers with recurrent state go on only from where a state was kept, and a prefill pass keeps one: with the strategies
 `extra_buffer` and `extra_buffer_lazy` at its end, or at `Req.mamba_branching_seqlen`, where SGLang saw an earlier
-prompt part. Here that place is chosen by `core/checkpoints.py`, which knows it a prompt earlier. What is kept there is
+prompt part. Here that place is chosen by `checkpoints.py`, which knows it a prompt earlier. What is kept there is
 what SGLang computes.
 """
 
@@ -20,8 +20,8 @@ from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.sglang.contract import FEATURES, check_contract, describe_changes
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import BuildContext, StatefulReq
+from sglang_pic.checkpoints import Checkpoints
 from sglang_pic.core import load_loops
-from sglang_pic.core.checkpoints import Checkpoints
 from sglang_pic.core.chunker import xxh3_name
 from sglang_pic.core.tokens import Tokens, as_tokens
 from sglang_pic.errors import ContractError

@@ -15,8 +15,8 @@ from typing import TypeVar
 import msgspec
 
 from sglang_pic.core import PRESETS, ReusePolicy
-from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
+from sglang_pic.settings import settings_of
 
 MAX_TOKENS = 4096
 MAX_TTL_S = 7 * 24 * 3600

@@ -19,8 +19,8 @@ from sglang_pic.adapter.features import state_checkpoints
 from sglang_pic.adapter.features.state_checkpoints import METRICS, CheckpointReport, StateCheckpoints
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.census.state_config import NO_BUFFER_ARCHITECTURES, model_states
+from sglang_pic.checkpoints import Checkpoints, _names
 from sglang_pic.core import Tokens
-from sglang_pic.core.checkpoints import Checkpoints, _names
 from sglang_pic.errors import ContractError
 
 GRID = 64
