@@ -23,10 +23,10 @@ from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import BuildContext, ForwardBatch, ModelRunner, TpGroup
+from sglang_pic.adapter.startup.costs import FEW_TOKENS, SEQUENCES, GapTimings, Timing, learn_costs, report
 from sglang_pic.adapter.startup.live_model import LiveModel
 from sglang_pic.config import PicConfig
-from sglang_pic.core import CostModel, Path, Plan, Run, costs
-from sglang_pic.core.costs import FEW_TOKENS, SEQUENCES, GapTimings, Timing, learn_costs
+from sglang_pic.core import CostModel, Path, Plan, Run
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind
 
@@ -96,7 +96,7 @@ def read_costs(ctx: BuildContext, config: PicConfig, live: LiveModel) -> CostMod
             max_tokens=chunk if chunk > 0 else schedule.max_prefill_tokens,
             tp_group=ctx.tp_group,
         )
-    costs.report(cost, ctx.model_config.context_len)
+    report(cost, ctx.model_config.context_len)
     return cost
 
 

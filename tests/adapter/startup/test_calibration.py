@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sglang_pic.adapter.startup.calibration import calibrate
+from sglang_pic.adapter.startup.costs import report
 from sglang_pic.core import CostModel, num_reads
-from sglang_pic.core.costs import report
 from sglang_pic.runtime.views import PoolKind
 from tests.helpers.builders import BareRunner, make_path
 
