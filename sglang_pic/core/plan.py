@@ -272,8 +272,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return tuple(run for run in self.runs if run.is_conditional)
 
     def without_conditional(self) -> Plan:
-        """The plan that computes these runs."""
-        return msgspec.structs.replace(self, runs=tuple(run for run in self.runs if not run.is_conditional))
+        """The plan that computes these runs, and those that follow one of them without a seam."""
+        runs, computed_to = list[Run](), None
+        for run in self.runs:
+            if run.is_conditional or run.target_start == computed_to:
+                computed_to = run.target_end
+            else:
+                runs.append(run)
+        return msgspec.structs.replace(self, runs=tuple(runs))
 
     @property
     def _most_again(self) -> Run | None:

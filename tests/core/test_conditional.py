@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sglang_pic.core import ContentIndex, CoreConfig, CostModel, DropReason, Plan, PlanOptions
-from tests.helpers.core_builders import index_of, join, plan_of, text
+from tests.helpers.core_builders import index_of, join, plan_of, publish, text
 
 ATTEND = CoreConfig(reordered="attend")
 HEAD, OTHER, QUESTION = text(1, 60), text(2, 90), text(3, 70)
@@ -44,6 +44,18 @@ def test_a_plan_that_is_cut_has_no_conditional_runs(end: int) -> None:
     _, plan = documents(ATTEND, 3, 1, 0, 2)
     assert plan.without_conditional().clip(end).runs == ()
     assert plan.without_conditional().gaps == ((0, plan.end),)
+
+
+def test_text_that_follows_a_run_without_a_seam_is_computed_with_it() -> None:
+    """A passage overlaps the one before it: its donor has the last tokens of that, and no seam is needed behind it."""
+    index, _ = documents(ATTEND, 3, 1, 0, 2)
+    passage = join(DOCUMENTS[0][-40:], text(20, 200))
+    publish(index, OTHER, passage)
+    plan = plan_of(index, HEAD, *(DOCUMENTS[at] for at in (2, 1, 3, 0)), passage[40:], text(3, 1200))
+    *reordered, last = plan.runs
+    assert [run.is_conditional for run in plan.runs] == [True] * 4 + [False]
+    assert (last.seam_len, last.target_start) == (0, reordered[-1].target_end)
+    assert plan.without_conditional().runs == ()
 
 
 def test_the_second_pass_computes_the_longest_run_at_most() -> None:

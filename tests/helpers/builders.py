@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
@@ -87,6 +88,12 @@ def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
     """A plan with runs `(target_start, target_end, shift)`."""
     taken = (Run(target_start=a, target_end=b, donor_start=a - s, donor=DONOR, seam_len=0) for a, b, s in runs)
     return Plan(prefix_len=prefix_len, end=end, runs=tuple(taken))
+
+
+def conditional(planned: Plan, *, seam: int = 5) -> Plan:
+    """The plan with its runs in another order than in their donors, each after a seam."""
+    runs = [msgspec.structs.replace(run, is_conditional=True, seam_len=seam) for run in planned.runs]
+    return msgspec.structs.replace(planned, runs=tuple(runs))
 
 
 def splice(prefix_len: int, end: int, *runs: tuple[int, int, int], slots: int = 900) -> PendingSplice:

@@ -58,7 +58,8 @@ class PendingSplice:
     def drop_conditional(self) -> None:
         """Have the conditional runs computed: their prompt has no end in this pass that asks for one of them."""
         self.plan = self.plan.without_conditional()
-        self.pieces = [piece for piece in self.pieces if not piece.run.is_conditional]
+        left = {run.target_start for run in self.plan.runs}
+        self.pieces = [piece for piece in self.pieces if piece.run.target_start in left]
 
     @property
     def num_fetched(self) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 import torch
 
@@ -26,16 +25,11 @@ from sglang_pic.core import Plan
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.attended import best_attended
 from sglang_pic.runtime.views import PoolKind
-from tests.helpers.builders import plan, request_state
+from tests.helpers.builders import conditional, plan, request_state
 from tests.helpers.live_rows import NUM_TOKENS, SHIFT, Bench
 from tests.helpers.processes import on_live_model, spliced_path
 
 RUNS = (20, 90), (100, 150), (155, 200)
-
-
-def conditional(planned: Plan) -> Plan:
-    replaced = [msgspec.structs.replace(run, is_conditional=True, seam_len=5) for run in planned.runs]
-    return msgspec.structs.replace(planned, runs=tuple(replaced))
 
 
 class Spliced(Bench):
