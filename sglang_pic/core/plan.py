@@ -282,13 +282,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return msgspec.structs.replace(self, runs=tuple(runs))
 
     @property
-    def _most_again(self) -> Run | None:
-        """The longest conditional run: the most that a second pass computes."""
+    def _longest(self) -> Run | None:
         return max(self.conditional, key=lambda run: run.num_tokens, default=None)
+
+    @property
+    def most_again(self) -> tuple[Span, ...]:
+        """The most that a second pass computes: the longest conditional run with its seam, and the last gap."""
+        longest = self._longest
+        if longest is None:
+            return ()
+        return (longest.target_start - longest.seam_len, longest.target_end), self.gaps[-1]
+
+    @property
+    def num_charged(self) -> int:
+        """Tokens of its longer pass: what a prefill budget is charged for it."""
+        return max(self.num_computed, sum(end - start for start, end in self.most_again))
+
+    @property
+    def num_spared(self) -> int:
+        """Tokens that are not charged."""
+        return self.end - self.prefix_len - self.num_charged
 
     def after_second_pass(self) -> Plan:
         """The plan without its longest conditional run, which is the most that a second pass computes."""
-        longest = self._most_again
+        longest = self._longest
         return msgspec.structs.replace(self, runs=tuple(run for run in self.runs if run is not longest))
 
     @property
@@ -312,11 +329,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         saved = cost.request_saves(
             self.gaps, runs, num_fetched=num_fetched, num_before=num_before, reads_before=reads_before
         )
-        longest = self._most_again
-        if longest is None:
-            return saved
-        again = [(longest.target_start - longest.seam_len, longest.target_end), self.gaps[-1]]
-        return saved - cost.request_us - cost.gap_us - cost.pass_with_gaps_us(again)
+        again = self.most_again
+        return saved - cost.request_us - cost.gap_us - cost.pass_with_gaps_us(again) if again else saved
 
     def cut(self, budget: int, *, most: int | None = None, page_size: int = 1, whole: Sequence[Span] = ()) -> int:
         """The last position where a prefill chunk of at most `budget` computed tokens may end.

@@ -63,6 +63,14 @@ def test_the_second_pass_computes_the_longest_run_at_most() -> None:
     assert plan.num_spliced - plan.after_second_pass().num_spliced == 400 - 64
 
 
+def test_a_budget_is_charged_the_longer_pass() -> None:
+    index, plan = documents(ATTEND, 3, 1, 0, 2)
+    first, second = 60 + 4 * 64 + 70, 400 + 70
+    assert (plan.num_computed, plan.num_charged, plan.num_spared) == (first, second, plan.end - second)
+    plain = plan_of(index, HEAD, *DOCUMENTS, QUESTION)
+    assert (plain.num_charged, plain.num_spared) == (plain.num_computed, plain.num_spliced)
+
+
 def test_the_cost_gate_prices_both_passes() -> None:
     cost = CostModel(computed_token_us=10, spliced_token_us=0, gap_us=5, request_us=20, floor_us=300)
     _, plan = documents(ATTEND, 3, 1, 0, 2)

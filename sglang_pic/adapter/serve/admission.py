@@ -112,7 +112,7 @@ class PicPrefillAdder(PrefillAdder):
         if pending is None or extend_len is None:
             rest = super().add_chunked_req(req)
         else:
-            with self._budgets(chunk=extend_len, spliced=pending.plan.num_spliced, request_limit=extend_len):
+            with self._budgets(chunk=extend_len, spliced=pending.plan.num_spared, request_limit=extend_len):
                 rest = super().add_chunked_req(req)
             if not self._has_admitted(req):
                 req.pic.drop_plan(Fallback.MEMORY)
@@ -180,7 +180,7 @@ class PicPrefillAdder(PrefillAdder):
         left = min(self.rem_chunk_tokens or 0, _NO_LIMIT if self.rem_extend is None else self.rem_extend)
         if not whole and (options["has_chunked_req"] or self.new_chunked_req is not None or left < align):
             return AddReqResult.OTHER
-        with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=plan.num_spliced):
+        with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=plan.num_spared):
             admission = super()._select_prefill_admission(req, **options)
         if admission is AddReqResult.NO_TOKEN:
             # The donors' locks may fill the pool: admitting the request is more important than its reuse.
@@ -209,7 +209,8 @@ class PicPrefillAdder(PrefillAdder):
         with self._stations.recovery.guarded(Fallback.FAULT_PLAN, [req]):
             limits = {"most": self.rem_extend, "page_size": page_size, "whole": req.pic.whole}
             end = pending.plan.cut(num_computed, **limits)
-            if end < pending.plan.end and pending.plan.conditional:
+            # Neither of their passes may have more tokens than SGLang has memory for.
+            if pending.plan.conditional and (end < pending.plan.end or pending.plan.num_charged > num_computed):
                 pending.drop_conditional()
                 end = pending.plan.cut(num_computed, **limits)
             return end
@@ -252,9 +253,9 @@ class PicPrefillAdder(PrefillAdder):
             if self.rem_extend is not None:
                 self.rem_extend -= req.extend_end - req.prefix_len
             self.num_sequences += len(plan.gaps) - 1
-            self.rem_input_tokens += plan.num_spliced
+            self.rem_input_tokens += plan.num_spared
             if self.rem_chunk_tokens is not None:
-                self.rem_chunk_tokens += plan.num_spliced
+                self.rem_chunk_tokens += plan.num_spared
             self._log_hits(req)
         # After a fault the batch may be narrowed for other requests; this one is one whole gap.
         with stations.recovery.guarded(Fallback.FAULT_ACCOUNTING, [req], is_admitted=True):

@@ -260,6 +260,27 @@ def test_beside_a_draft_that_is_given_embeddings_a_batch_has_a_bounded_number_of
     assert select(adder(8_192, Cache()), request(plan(100_000, (100, 99_900)))).extend_len == 100_000
 
 
+REORDERED = builders.conditional(plan(1000, (64, 264), (328, 828), (892, 980)), seam=64)
+"""Its first pass computes 212 tokens, its second 584 at most."""
+
+
+def test_no_pass_of_a_batch_has_more_tokens_than_its_chunk(stock: list[Any], admitting: None) -> None:
+    """One document alone may have more tokens than a pass has memory for."""
+    made, req = adder(700, Cache()), request(REORDERED)
+    admission = select(made, req)
+    made.rem_chunk_tokens -= admission.extend_len
+    made._commit_prefill_admission(req, admission, 0)
+    assert (req.extend_end, made.rem_chunk_tokens, len(req.pic.pending.plan.runs)) == (1000, 700 - 584, 3)
+    for budget in (583, 211):
+        req = request(REORDERED)
+        assert select(adder(budget, Cache()), req).extend_len == budget - budget % PAGE
+        assert not req.pic.pending.plan.runs, "they are computed, in chunks"
+    assert select(adder(None, Cache()), request(REORDERED)).extend_len == 1000, "chunks have no limit"
+    made, req = adder(583, Cache()), request(REORDERED)
+    made._plan(req)
+    assert made._spliced_chunk_len(req) == 583 - 583 % PAGE
+
+
 BY_PLACE = (
     {"input_embeds": [[0.0]]},
     {"positional_embed_overrides": "some"},
