@@ -211,7 +211,7 @@ class PicPrefillAdder(PrefillAdder):
             end = pending.plan.cut(num_computed, **limits)
             # Neither of their passes may have more tokens than SGLang has memory for.
             if pending.plan.conditional and (end < pending.plan.end or pending.plan.num_charged > num_computed):
-                pending.drop_conditional()
+                req.pic.drop_conditional()
                 end = pending.plan.cut(num_computed, **limits)
             return end
         return None

@@ -49,8 +49,6 @@ class PendingSplice:
 
     def clip(self, end: int, whole: tuple[Span, ...] = ()) -> None:
         """Clip the plan to a prefill that ends at `end`, as `Plan.clip` does."""
-        if end < self.plan.end and self.plan.conditional:
-            self.drop_conditional()
         self.plan = self.plan.clip(end, whole)
         last = self.plan.runs[-1].target_end if self.plan.runs else 0
         self.pieces = [piece.part(piece.start, min(last, piece.end)) for piece in self.pieces if piece.start < last]
@@ -207,6 +205,15 @@ class RequestState:
             self.last_plan.lost = reason
             self.last_plan.changed_fields = self.last_plan.guarded = ()
 
+    def drop_conditional(self) -> None:
+        """Have the plan's conditional runs computed, which count as left out."""
+        assert self.pending is not None
+        num_runs = len(self.pending.plan.runs)
+        self.pending.drop_conditional()
+        if num_dropped := num_runs - len(self.pending.plan.runs):
+            before = self.last_plan.dropped
+            self.last_plan.dropped = before | {DropReason.REORDERED: before.get(DropReason.REORDERED, 0) + num_dropped}
+
     @property
     def media(self) -> Media | None:
         """Its images, if they can be moved."""
@@ -224,6 +231,8 @@ class RequestState:
         self.last_chunk = start, Counted()
         if self.pending is None:
             return None
+        if end < self.pending.plan.end:
+            self.drop_conditional()
         self.pending.clip(end, self.whole)
         plan = self.pending.plan
         self.spliced += [SplicedRows(run.target_start, run.target_end, run.generation) for run in plan.runs]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +19,7 @@ from sglang_pic.adapter.serve.second_pass import SecondPass
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.hooks import apply_hooks
 from sglang_pic.adapter.startup.asking_layers import find_layers, make_second_pass
-from sglang_pic.core import Plan
+from sglang_pic.core import DropReason, Plan
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.attended import best_attended
 from sglang_pic.runtime.views import PoolKind
@@ -141,11 +139,13 @@ def test_the_second_layout_has_a_run_and_the_end_and_a_token_of_other_requests()
 
 def test_a_plan_that_is_cut_computes_its_conditional_runs() -> None:
     planned = conditional(plan(0, 100, (20, 40, 3), (45, 60, 3), (66, 90, 3)))
-    mixed = dataclasses.replace(
-        PendingSplice.on_device(planned, [torch.arange(run.num_tokens) for run in planned.runs]), locks=ExitStack()
-    )
-    mixed.clip(70)
+    state = request_state(dropped={DropReason.SINK: 1})
+    mixed = PendingSplice.on_device(planned, [torch.arange(run.num_tokens) for run in planned.runs])
+    state.pending = mixed
+    assert state.admit(0, 70, first_chunk=True) is mixed.plan
     assert (mixed.plan.runs, mixed.pieces, mixed.plan.end) == ((), [], 70)
+    # They count as what they would have been without a second pass.
+    assert state.last_plan.dropped == {DropReason.SINK: 1, DropReason.REORDERED: 3}
 
 
 def test_what_a_second_pass_computes_is_counted_as_computed() -> None:
