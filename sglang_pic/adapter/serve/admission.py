@@ -53,7 +53,8 @@ class PicPrefillAdder(PrefillAdder):
         super().__init__(*args, **kwargs)
         self._shared, self._planning, self._stations = shared, shared.planning, shared.stations
         # A mixed batch decodes the running requests beside the new ones.
-        mixed = _SIGNATURE.bind(self, *args, **kwargs).arguments.get("num_mixed_decode_tokens", 0)
+        given = _SIGNATURE.bind(self, *args, **kwargs).arguments
+        mixed = given.get("num_mixed_decode_tokens", 0)
         self.num_sequences = int(mixed)
         """Virtual sequences of the batch so far."""
         decoding = self.running_batch.reqs if mixed else ()
@@ -69,6 +70,9 @@ class PicPrefillAdder(PrefillAdder):
             bool(mixed) and any(map(needs_whole_batch, self.running_batch.reqs))
         )
         """Whether the batch must not be narrowed."""
+        chunk = given["rem_chunk_tokens"]
+        self.whole_budget = None if chunk is None else chunk - mixed
+        """`rem_chunk_tokens` of the empty batch."""
         shared.next_batch_is_whole = False
         self.is_held_up = False
         """Whether an unfinished request waits for room."""
@@ -168,6 +172,9 @@ class PicPrefillAdder(PrefillAdder):
         if req.prefix_len + options["host_hit_length"] != self._planned_from:
             # Nothing was loaded back after all; behind all that was promised there may have been nothing to plan.
             self._plan(req)
+        if self._should_wait(req):
+            req.pic.has_waited = True
+            return AddReqResult.OTHER
         align = options.get("truncation_align_size") or self.page_size
         end = self._cut(req, self.rem_chunk_tokens, page_size=max(align, self.page_size))
         pending: PendingSplice | None = req.pic.pending
@@ -200,6 +207,17 @@ class PicPrefillAdder(PrefillAdder):
         with self._budgets(chunk=max(admission.extend_len, self.rem_chunk_tokens or 0), spliced=0):
             super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
         self._settle(req, first_chunk=True)
+
+    def _should_wait(self, req: Req) -> bool:
+        """Whether the request's reordered text would be computed because others have taken most of the batch.
+
+        A request waits once: others may come before it in every round.
+        """
+        pending: PendingSplice | None = req.pic.pending
+        if pending is None or not pending.plan.conditional or not self.can_run_list or req.pic.has_waited:
+            return False
+        left, whole = self.rem_chunk_tokens, self.whole_budget
+        return left is not None and whole is not None and left < pending.plan.num_charged <= whole
 
     def _cut(self, req: Req, num_computed: int | None, *, page_size: int) -> int | None:
         """The end of a chunk of at most `num_computed` computed tokens (None: no limit); None without a plan."""

@@ -191,6 +191,8 @@ class RequestState:
     """Ascending."""
     last_chunk: tuple[int, Counted] = field(default_factory=lambda: (0, Counted()))
     """Start of the last admitted chunk, and the numbers added to `counts` for it."""
+    has_waited: bool = False
+    """Whether it was left for a batch with room for all of its reordered text."""
     # `account.py`
     counts: Counts = field(default_factory=Counts)
     # `features/audit`

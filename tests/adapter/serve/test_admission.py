@@ -281,6 +281,25 @@ def test_no_pass_of_a_batch_has_more_tokens_than_its_chunk(stock: list[Any], adm
     assert made._spliced_chunk_len(req) == 583 - 583 % PAGE
 
 
+def test_reordered_documents_wait_for_a_batch_with_room_for_them(stock: list[Any], admitting: None) -> None:
+    """A prompt whose turn comes when most of a chunk is taken would be cut, and its documents be computed."""
+    cache = Cache()
+    made = adder(700, cache)
+    made.can_run_list, made.rem_chunk_tokens = ["another"], 500
+    req = request(REORDERED)
+    assert select(made, req) is AddReqResult.OTHER
+    assert select(made, request(plan(*LONG))).extend_len > 500, "others are cut"
+    assert select(adder(700, cache), req).extend_len == 1000
+    assert select(made, req).extend_len == 500 - 500 % PAGE, "it waits once"
+    # One that fits no batch does not wait, nor one that fits this one.
+    made = adder(583, cache)
+    made.can_run_list = ["another"]
+    assert select(made, request(REORDERED)).extend_len == 583 - 583 % PAGE
+    made = adder(700, cache)
+    made.can_run_list, made.rem_chunk_tokens = ["another"], 600
+    assert select(made, request(REORDERED)).extend_len == 1000
+
+
 BY_PLACE = (
     {"input_embeds": [[0.0]]},
     {"positional_embed_overrides": "some"},
