@@ -70,7 +70,7 @@ def make_second_pass(ctx: BuildContext, live: LiveModel, stations: Stations, ser
     for line, is_so in {
         "a draft model": bool(live.drafts),
         "latent rows (MLA)": view.kind is PoolKind.MLA,
-        "layers with sliding windows": view.windows is not None,
+        "layers with sliding windows": view.windows is not None or _has_windows(live.runner),
         f"{view.dtype} rows": view.dtype.itemsize < 2,
         "ranks that gather tokens (DP attention)": gathers(),
         "PD disaggregation": disaggregation_mode(ctx) != "null",
@@ -80,6 +80,14 @@ def make_second_pass(ctx: BuildContext, live: LiveModel, stations: Stations, ser
             raise _refused(line, "a second pass needs keys by head of every token, and all ranks in it")
     layers = range(view.start_layer, view.start_layer + view.num_layers)
     return SecondPass(view, stations.ranks, layers, series)
+
+
+def _has_windows(runner: ModelRunner) -> bool:
+    """Whether some layers attend to a window or a chunk; with --disable-hybrid-swa-memory they have all rows."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    layers = [each for each in runner.model.modules() if isinstance(each, RadixAttention)]
+    return any(each.sliding_window_size > -1 or each.use_irope for each in layers)
 
 
 def _refused(found: str, reason: str) -> UnsupportedError:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from sglang.srt.layers.radix_attention import RadixAttention
 
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
@@ -169,6 +170,8 @@ def test_what_a_second_pass_computes_is_counted_as_computed() -> None:
         ({"drafts": [object()]}, "a draft model"),
         ({"view": {"kind": PoolKind.MLA}}, "latent rows"),
         ({"view": {"windows": object()}}, "sliding windows"),
+        ({"layer": {"sliding_window_size": 8}}, "sliding windows"),
+        ({"layer": {"use_irope": True}}, "sliding windows"),
         ({"view": {"dtype": torch.float8_e4m3fn}}, "float8"),
         ({"tokenizer": None}, "no tokenizer"),
         ({"mode": "prefill"}, "PD disaggregation"),
@@ -181,7 +184,9 @@ def test_a_server_that_can_have_no_second_pass_is_refused(
     monkeypatch.setattr("sglang_pic.adapter.startup.asking_layers.gathers", lambda: False)
     view = {"kind": PoolKind.MHA, "windows": None, "dtype": torch.bfloat16, "start_layer": 0, "num_layers": 4}
     view |= changed.get("view", {})
+    layer = RadixAttention(4, 8, 1.0, num_kv_heads=2, layer_id=0, **changed.get("layer", {}))
     live = {"drafts": [], "tokenizer": object(), "splicer": SimpleNamespace(view=SimpleNamespace(**view))} | changed
+    live["runner"] = SimpleNamespace(model=torch.nn.ModuleList([layer]))
     ctx = SimpleNamespace(server_args=SimpleNamespace(disaggregation_mode=changed.get("mode", "null")))
     stations = SimpleNamespace(ranks=None)
     with pytest.raises(UnsupportedError, match=named):
