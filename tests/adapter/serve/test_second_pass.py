@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.borrowed_slots import borrow_slots
@@ -22,6 +23,7 @@ from sglang_pic.adapter.sglang.hooks import apply_hooks
 from sglang_pic.adapter.startup.asking_layers import find_layers, make_second_pass
 from sglang_pic.core import DropReason, Plan
 from sglang_pic.errors import UnsupportedError
+from sglang_pic.runtime import attended
 from sglang_pic.runtime.attended import best_attended
 from sglang_pic.runtime.views import PoolKind
 from tests.helpers.builders import conditional, plan, request_state
@@ -120,6 +122,25 @@ def test_scores_are_those_of_softmax_attention() -> None:
     mean = logits.softmax(-1).mean((0, 1))
     found = best_attended(queries, keys, [(0, 7), (7, 20), (20, 25)], scaling=0.3)
     assert torch.allclose(found, torch.stack([mean[:7].max(), mean[7:20].max(), mean[20:25].max()]), atol=1e-6)
+
+
+def test_the_logits_of_a_long_prompt_are_not_all_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(1)
+    queries, keys = torch.randn(16, 32, 8, generator=draw), torch.randn(500, 2, 8, generator=draw)
+    spans = [(0, 100), (100, 400)]
+    expected, sizes = best_attended(queries, keys, spans, scaling=0.3), list[int]()
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **kwargs or {})
+            sizes.append(made.numel() if isinstance(made, torch.Tensor) else 0)
+            return made
+
+    monkeypatch.setattr(attended, "_MOST_LOGITS", 3 * 16 * 500)
+    with Sizes():
+        found = best_attended(queries, keys, spans, scaling=0.3)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert max(sizes) == 3 * 16 * 500
 
 
 def test_the_second_layout_has_a_run_and_the_end_and_a_token_of_other_requests() -> None:
