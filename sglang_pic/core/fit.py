@@ -10,12 +10,13 @@ from operator import attrgetter
 import msgspec
 
 from sglang_pic.core.context import find_reordered, spans_by_context
-from sglang_pic.core.plan import DropReason, Run
+from sglang_pic.core.guard import Guarded
+from sglang_pic.core.plan import DropReason, Run, choices_of
 from sglang_pic.core.query import Query
 from sglang_pic.core.spans import Span, whole_part
 
 _START = attrgetter("target_start")
-# The fewest conditional runs of a plan, and tokens at its end whose attention chooses one of them.
+# The fewest choices of a second pass, and tokens at its end whose attention chooses one of them.
 _LEAST_TO_CHOOSE, _LEAST_ASKING = 3, 16
 
 
@@ -25,19 +26,19 @@ class Fitter:
     def __init__(self, query: Query) -> None:
         self._query, self._policy, self._dropped = query, query.policy, query.dropped
 
-    def fit(self, runs: list[Run], found: Sequence[Run]) -> list[Run]:
+    def fit(self, guarded: Guarded, found: Sequence[Run]) -> list[Run]:
         """The runs, or their parts, that are spliced; in order.
 
         Args:
-            runs: parts of those that were found.
+            guarded: parts of those that were found.
             found: with what the guard computes of them.
         """
-        fitting = self._keep_images(self._within_limits(self._before_tail(self._in_order(runs), found)))
+        fitting = self._keep_images(self._within_limits(self._before_tail(self._in_order(guarded.runs), found)))
         if self._policy.reordered != "attend":
             return fitting
         conditional = [run.is_conditional for run in fitting]
         num_last = self._query.end - fitting[-1].target_end if fitting else 0
-        can_choose = sum(conditional) >= _LEAST_TO_CHOOSE and num_last >= _LEAST_ASKING
+        can_choose = len(choices_of(fitting, guarded.spans)) >= _LEAST_TO_CHOOSE and num_last >= _LEAST_ASKING
         if can_choose or not any(conditional):
             return fitting
         # What is pinned of them stays.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -237,6 +237,42 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
 
+class Choice(NamedTuple):
+    """A text that a second pass may compute, with its seam: tokens `[start, end)` of the prompt."""
+
+    start: int
+    end: int
+    num_spliced: int
+    """Its tokens that are spliced."""
+
+
+def choices_of(runs: Sequence[Run], guarded: Sequence[Span]) -> list[Choice]:
+    """The choices of a plan with these runs, in order.
+
+    Each begins with a conditional run, and has the runs that follow it without a seam, or from which the guard has cut
+    it off: they are one text.
+    """
+    choices, last = list[Choice](), None
+    for run in runs:
+        if last is not None and _goes_on(last, run, guarded):
+            first = choices[-1]
+            choices[-1] = Choice(first.start, run.target_end, first.num_spliced + run.num_tokens)
+        elif run.is_conditional:
+            choices.append(Choice(run.target_start - run.seam_len, run.target_end, run.num_tokens))
+        else:
+            last = None
+            continue
+        last = run
+    return choices
+
+
+def _goes_on(last: Run, run: Run, guarded: Sequence[Span]) -> bool:
+    if run.target_start == last.target_end:
+        return True
+    is_same = run.donor is last.donor and run.shift == last.shift
+    return is_same and any(last.target_end <= start and end <= run.target_start for start, end in guarded)
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How `[prefix_len, end)` of a prompt is served: runs are spliced, everything between them is computed.
 
@@ -268,7 +304,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def conditional(self) -> tuple[Run, ...]:
-        """The runs of which a second pass computes the one that the prompt's end attends to most, and the last gap."""
+        """The runs that are spliced because a second pass may compute them."""
         return tuple(run for run in self.runs if run.is_conditional)
 
     def without_conditional(self) -> Plan:
@@ -282,16 +318,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return msgspec.structs.replace(self, runs=tuple(runs))
 
     @property
-    def _longest(self) -> Run | None:
-        return max(self.conditional, key=lambda run: run.num_tokens, default=None)
+    def choices(self) -> list[Choice]:
+        """The texts of which a second pass computes one: that which the prompt's end attends to most."""
+        return choices_of(self.runs, self.guarded)
 
     @property
     def most_again(self) -> tuple[Span, ...]:
-        """The most that a second pass computes: the longest conditional run with its seam, and the last gap."""
-        longest = self._longest
-        if longest is None:
-            return ()
-        return (longest.target_start - longest.seam_len, longest.target_end), self.gaps[-1]
+        """The most that a second pass computes: the longest text with its seam, and the last gap."""
+        choices = self.choices
+        return (max(choices, key=lambda choice: choice.num_spliced)[:2], self.gaps[-1]) if choices else ()
 
     @property
     def num_charged(self) -> int:
@@ -304,9 +339,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.end - self.prefix_len - self.num_charged
 
     def after_second_pass(self) -> Plan:
-        """The plan without its longest conditional run, which is the most that a second pass computes."""
-        longest = self._longest
-        return msgspec.structs.replace(self, runs=tuple(run for run in self.runs if run is not longest))
+        """The plan without the most that a second pass computes."""
+        start, end = self.most_again[0] if self.most_again else (0, 0)
+        return msgspec.structs.replace(
+            self, runs=tuple(run for run in self.runs if not start <= run.target_start < end)
+        )
 
     @property
     def num_behind_change(self) -> int:

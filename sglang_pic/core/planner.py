@@ -32,7 +32,7 @@ def make_plan(query: Query) -> tuple[Plan, int]:
     plan = Plan(
         prefix_len=query.prefix_len,
         end=query.end,
-        runs=tuple(Fitter(query).fit(guarded.runs, found)),
+        runs=tuple(Fitter(query).fit(guarded, found)),
         changed_fields=guarded.changed_fields,
         guarded=guarded.spans,
     )

@@ -55,6 +55,7 @@ def test_text_that_follows_a_run_without_a_seam_is_computed_with_it() -> None:
     *reordered, last = plan.runs
     assert [run.is_conditional for run in plan.runs] == [True] * 4 + [False]
     assert (last.seam_len, last.target_start) == (0, reordered[-1].target_end)
+    assert plan.choices[-1] == (reordered[-1].target_start - 64, last.target_end, reordered[-1].num_tokens + 200)
     assert plan.without_conditional().runs == ()
 
 

@@ -34,13 +34,17 @@ def prose(seed: int, num_words: int = 120) -> str:
 
 def second_plan(old: str, new: str, *others: str) -> tuple[Plan, str]:
     """Of the last prompt behind the others, and it."""
-    prompts = [cut(text) for text in (old, *others, new)]
+    return plan_with(CoreConfig(), old, *others, new), new
+
+
+def plan_with(config: CoreConfig, *texts: str) -> Plan:
+    prompts = [cut(text) for text in texts]
     lexicon = Lexicon([MESSAGE_BREAK if piece == BREAK else piece for piece in _IDS])
-    index = ContentIndex(CoreConfig(), lexicon=lexicon)
+    index = ContentIndex(config, lexicon=lexicon)
     for tokens in prompts[:-1]:
         publish_rows(index, "a", tokens, [(0, len(tokens))])
     known = max(common_len(tokens, prompts[-1]) for tokens in prompts[:-1])
-    return plan_of(index, prompts[-1][:known], prompts[-1][known:]), new
+    return plan_of(index, prompts[-1][:known], prompts[-1][known:])
 
 
 def is_spliced(made: tuple[Plan, str], words: str) -> bool:
@@ -270,3 +274,22 @@ def test_looking_for_many_words_that_begin_alike_ends_soon() -> None:
                           HEAD + "".join(kept) + letters)  # fmt: skip
     assert plan.dropped[DropReason.BUDGET]
     assert plan.runs == ()
+
+
+def test_a_document_from_which_the_guard_has_cut_lines_is_one_of_two() -> None:
+    """A second pass computes all of one document, and of two there is none to choose."""
+    notes = [prose(seed, 100) for seed in range(21, 26)]
+    cut_up, *others = f"{notes[0]}Bobb has seen it.\n{notes[1]}Bobb was there.\n{notes[2]}", *notes[3:]
+    two, three = (
+        plan_with(CoreConfig(reordered="attend"), f"user: Bobb\n{HEAD}{''.join(old)}{REST}", "user: Anna\n" + new)
+        for old, new in (
+            ((cut_up, others[0]), f"{HEAD}{others[0]}{cut_up}{BODY}"),
+            ((cut_up, *others), f"{HEAD}{others[1]}{others[0]}{cut_up}{BODY}"),
+        )
+    )
+    assert (two.conditional, two.dropped[DropReason.REORDERED]) == ((), 4)
+    assert [run.is_conditional for run in three.runs] == [True] * 5
+    whole, (start, end) = three.choices[-1], three.most_again[0]
+    assert len(three.choices) == 3
+    assert (whole.start, whole.end) == (start, end) == (three.runs[2].target_start - 64, three.runs[4].target_end)
+    assert three.after_second_pass().runs == three.runs[:2]

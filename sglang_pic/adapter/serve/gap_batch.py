@@ -179,7 +179,7 @@ class Extend(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asking:
-    """A request with conditional runs: the attention of its last tokens chooses one of them."""
+    """A request of which a second pass computes one text: the attention of its last tokens chooses it."""
 
     owner: int
     """Its index in the batch."""
@@ -188,7 +188,7 @@ class Asking:
     at: int
     """Where its tokens end among those of the pass."""
     spans: Sequence[Span]
-    """Conditional runs with their seams."""
+    """The texts, with their seams."""
     lens: Sequence[int]
     """Their tokens that are spliced."""
     last: Span
@@ -266,9 +266,9 @@ def build_gap_batch(
         placed += [(piece, rows[i][piece.start : piece.end]) for piece in splice.pieces]
         locks.push(splice.locks)
         tier = splice.tier
-        if conditional := splice.plan.conditional:
-            spans = [(max(extend.prefix_len, run.target_start - run.seam_len), run.target_end) for run in conditional]
-            lens = [run.num_tokens for run in conditional]
+        if choices := splice.plan.choices:
+            spans = [(max(extend.prefix_len, choice.start), choice.end) for choice in choices]
+            lens = [choice.num_spliced for choice in choices]
             asking.append(Asking(i, number, at, spans, lens, gaps[-1][-1], rows[i][: extend.end]))
         number += 1
     layout = _lay_out(gaps, extends, device, placed, tier)
