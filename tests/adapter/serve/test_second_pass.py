@@ -26,7 +26,7 @@ from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import attended
 from sglang_pic.runtime.attended import best_attended
 from sglang_pic.runtime.views import PoolKind
-from tests.helpers.builders import conditional, plan, request_state
+from tests.helpers.builders import conditional, fail, plan, request_state
 from tests.helpers.live_rows import NUM_TOKENS, SHIFT, Bench
 from tests.helpers.processes import on_live_model, spliced_path
 
@@ -42,7 +42,13 @@ class Spliced(Bench):
         self.prefill(self.there, SHIFT)
         self.tokens = tokens
 
-    def served(self, runs: tuple[tuple[int, int], ...], change: Callable[[Plan], Plan] = lambda each: each) -> Any:
+    def served(
+        self,
+        runs: tuple[tuple[int, int], ...],
+        change: Callable[[Plan], Plan] = lambda each: each,
+        *,
+        is_trial: bool = True,
+    ) -> Any:
         """The last token's log-probabilities, and the rows of the first layer's values behind the second run."""
         planned = change(plan(0, NUM_TOKENS, *((start, end, -SHIFT) for start, end in runs)))
         pending = PendingSplice.on_device(planned, [self.there[start:end] for start, end in runs])
@@ -50,6 +56,7 @@ class Spliced(Bench):
         batch = self._batch(self.tokens, self.written, 0)
         layout = build_gap_batch([pending], [0], [NUM_TOKENS], [NUM_TOKENS], [self.row], self.view.device)
         attach_gap_batch(batch, layout)
+        batch.pic_pass = batch.pic_pass._replace(is_trial=is_trial)
         return self._forward(batch), self.view.keys[-1][self.written[150:]].double()
 
 
@@ -72,6 +79,15 @@ def run_cases(runner: Any, tokenizer: Any) -> dict[str, Any]:
         second.choose = lambda asking: [0]  # type: ignore[method-assign]
         first, _ = bench.served(RUNS, conditional)
         again, _ = bench.served(RUNS[:2])
+        faults, computed = [], bench.served(())
+        recovery: Any = SimpleNamespace(recover=lambda *given, **how: faults.append((given[1].value, how["in_pass"])))
+        path._recovery = recovery
+        # Of the choice, and of the second layout.
+        choices: list[Any] = [fail, lambda asking: [7]]
+        broken = []
+        for choose in choices:
+            second.choose = choose  # type: ignore[method-assign]
+            broken.append(bench.served(RUNS, conditional, is_trial=False))
     live = SimpleNamespace(runner=runner, splicer=path.splicer, tokenizer=tokenizer)
     with pytest.raises(UnsupportedError) as refused:
         find_layers(live, second)  # type: ignore[arg-type]
@@ -84,6 +100,9 @@ def run_cases(runner: Any, tokenizer: Any) -> dict[str, Any]:
         "own is one of them": min(kl(own, each) for each in (last, first)) < 1e-6 or int(scores.sum(0).argmax()) == 1,
         "scores": list(scores.shape),
         "one pass again": kl(without, again),
+        "faults": faults,
+        "broken": [kl(computed[0], logits) for logits, _ in broken],
+        "broken rows": [float((computed[1] - rows).abs().max()) for _, rows in broken],
         "refused": str(refused.value),
     }
 
@@ -111,6 +130,12 @@ def test_a_model_that_finds_nothing_is_refused(found: dict[str, Any]) -> None:
 
 def test_a_pass_without_conditional_runs_is_one_pass(found: dict[str, Any]) -> None:
     assert found["one pass again"] == 0
+
+
+def test_after_a_fault_between_the_passes_the_whole_prompt_is_computed(found: dict[str, Any]) -> None:
+    assert found["faults"] == [("fault_gaps", True)] * 2
+    assert max(found["broken"]) < 1e-9
+    assert max(found["broken rows"]) < 1e-6
 
 
 def test_scores_are_those_of_softmax_attention() -> None:
