@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -27,6 +27,9 @@ from sglang_pic.adapter.startup.tokenizer import Tokenizer
 from sglang_pic.adapter.support import disaggregation_mode
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.views import PoolKind, PoolView
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_attention import RadixAttention
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +69,11 @@ def make_second_pass(ctx: BuildContext, live: LiveModel, stations: Stations, ser
     Raises:
         UnsupportedError: this model or server cannot have it.
     """
-    view = live.splicer.view
+    view, attention = live.splicer.view, _attention(live.runner)
     for line, is_so in {
         "a draft model": bool(live.drafts),
         "latent rows (MLA)": view.kind is PoolKind.MLA,
-        "layers with sliding windows": view.windows is not None or _has_windows(live.runner),
+        "layers with sliding windows": view.windows is not None or any(map(_has_window, attention)),
         f"{view.dtype} rows": view.dtype.itemsize < 2,
         "ranks that gather tokens (DP attention)": gathers(),
         "PD disaggregation": disaggregation_mode(ctx) != "null",
@@ -78,16 +81,19 @@ def make_second_pass(ctx: BuildContext, live: LiveModel, stations: Stations, ser
     }.items():
         if is_so:
             raise _refused(line, "a second pass needs keys by head of every token, and all ranks in it")
-    layers = range(view.start_layer, view.start_layer + view.num_layers)
-    return SecondPass(view, stations.ranks, layers, series)
+    return SecondPass(view, stations.ranks, sorted({each.layer_id for each in attention}), series)
 
 
-def _has_windows(runner: ModelRunner) -> bool:
-    """Whether some layers attend to a window or a chunk; with --disable-hybrid-swa-memory they have all rows."""
+def _attention(runner: ModelRunner) -> list[RadixAttention]:
+    """The layers that attend; some models have others, too."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    layers = [each for each in runner.model.modules() if isinstance(each, RadixAttention)]
-    return any(each.sliding_window_size > -1 or each.use_irope for each in layers)
+    return [each for each in runner.model.modules() if isinstance(each, RadixAttention)]
+
+
+def _has_window(layer: RadixAttention) -> bool:
+    """Whether a layer attends to a window or a chunk; with --disable-hybrid-swa-memory the pool does not show it."""
+    return layer.sliding_window_size > -1 or layer.use_irope
 
 
 def _refused(found: str, reason: str) -> UnsupportedError:
