@@ -10,7 +10,7 @@ from torch import Tensor
 from sglang_pic.core import Span
 
 _MOST_LOGITS = 1 << 24
-"""At a time."""
+"""Logits in memory at a time."""
 
 
 def best_attended(queries: Tensor, keys: Tensor, spans: Sequence[Span], *, scaling: float) -> Tensor:

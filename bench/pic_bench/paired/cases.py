@@ -87,7 +87,8 @@ _FUNCTION = re.compile(r"^def (\w+)\(.*?(?=\n\n|\Z)", re.M | re.S)
 
 Judge = Callable[[str, str], bool]
 MakePrompt = Callable[[Call, int, random.Random], "tuple[Ids, Ids, Ids] | None"]
-"""The prompt, the beginning of its answer, and the request before of a call whose message at a place is a result."""
+"""The prompt, its answer, and the request before of a call whose message at a place is a result."""
+Compact = Callable[[Sequence[Message]], list[Message]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,11 @@ class Cases:
         """Candidates of a kind, `num` at most of each of its sources."""
         made = {"order": self._order, "drawn": self._drawn, "tools": self._tools}
         made |= {"copies": self._copies, "gone": self._gone, "fields": self._fields}
-        of_steps = {"again": self._made_again, "compacted": self._made_compacted, "cleared": self._made_cleared}
+        of_steps: dict[str, MakePrompt] = {"again": self._made_again}
+        of_steps |= {
+            "compacted": partial(self._made_shorter, _summed),
+            "cleared": partial(self._made_shorter, _cleared),
+        }
         if kind in of_steps:
             traces = [path for path in self.data if not is_question_set(path)]
             return in_turn([self._steps(kind, path, num, of_steps[kind]) for path in traces])
@@ -332,7 +337,7 @@ class Cases:
                 if made is None or len(made[1]) < ANSWER_TOKENS:
                     continue
                 ids, gold, old = made
-                prompt = self._made(kind, f"{session.session_id}-{at}", ids, [old], gold)
+                prompt = self._made(kind, f"{session.session_id}-{at}", ids, [old], gold[:ANSWER_TOKENS])
                 if prompt.plans["seam-64"].num_spliced:
                     taken += 1
                     yield prompt
@@ -363,36 +368,23 @@ class Cases:
             last = rng.choice([at for at in starts if at >= start] + [len(before)])
             old, _ = self._encoded(call, [*before[:2], *before[last:], asks, result])
             if UNREAD[0] <= len(ids) - len(old) <= UNREAD[1] * len(ids):
-                return ids, gold[:ANSWER_TOKENS], old
+                return ids, gold, old
         return None
 
-    def _made_compacted(self, call: Call, at: int, rng: random.Random) -> tuple[Ids, Ids, Ids] | None:
-        """A summary in the place of older steps."""
-        before = call.messages[: at - 1]
-        start = rng.choice(_starts(before)[1:] or [2])
-        done = [f"- {_action(each)}" for each in before[2:start] if each["role"] == "assistant"]
-        summary = "\n".join(["This conversation continues an earlier one. What was done there:", *done])
-        return self._behind_whole(call, at, [{"role": "user", "content": summary}, *before[start:]])
-
-    def _made_cleared(self, call: Call, at: int, rng: random.Random) -> tuple[Ids, Ids, Ids] | None:
-        """A line in the place of older results."""
-        before = call.messages[: at - 1]
-        start = rng.choice(_starts(before)[1:] or [2])
-        cleared = [each if each["role"] == "assistant" else {**each, "content": CLEARED} for each in before[2:start]]
-        return self._behind_whole(call, at, [*cleared, *before[start:]])
-
-    def _behind_whole(self, call: Call, at: int, steps: Sequence[Message]) -> tuple[Ids, Ids, Ids] | None:
-        """A session with these steps after its task up to the answer to a result, behind the whole session up to the
-        call of that tool; None if little is gone, or the whole is too long."""
+    def _made_shorter(self, compact: Compact, call: Call, at: int, rng: random.Random) -> tuple[Ids, Ids, Ids] | None:
+        """A session up to its answer to a result, its older steps compacted, behind the whole session up to the call of
+        that tool; None if little is gone, or the whole is too long."""
         *before, asks, result, answer = call.messages[: at + 2]
+        start = rng.choice(_starts(before)[1:] or [2])
         if sum(len(str(each.get("content"))) for each in before) > 2 * self.longest * _CHARACTERS_OF_TOKEN:
             return None
         old = [each for part in self._encoded(call, before, asks) for each in part]
-        if len(old) > 2 * self.longest:
+        shorter = [*before[:2], *compact(before[2:start]), *before[start:], asks]
+        ids, gold = self._encoded(call, [*shorter, result], answer)
+        if len(old) > 2 * self.longest or len(ids) > self.longest:
             return None
-        ids, gold = self._encoded(call, [*before[:2], *steps, asks, result], answer)
-        num_gone = len(old) - len(self._encoded(call, [*before[:2], *steps, asks])[0])
-        return (ids, gold[:ANSWER_TOKENS], old) if len(ids) <= self.longest and num_gone >= LEAST_GONE else None
+        is_shorter = len(old) - len(self._encoded(call, shorter)[0]) >= LEAST_GONE
+        return (ids, gold, old) if is_shorter else None
 
     def _documents(self, num: int) -> Iterator[Case]:
         """Questions, JSON and edits in turn."""
@@ -464,6 +456,18 @@ def _action(message: Message) -> str:
     """The beginning of what an agent said or did."""
     said = f"{message.get('content') or ''} {msgspec.json.encode(message.get('tool_calls') or '').decode()}"
     return " ".join(said.split())[:_SUMMED_CHARACTERS]
+
+
+def _summed(steps: Sequence[Message]) -> list[Message]:
+    """A summary of steps."""
+    done = [f"- {_action(each)}" for each in steps if each["role"] == "assistant"]
+    summary = "\n".join(["This conversation continues an earlier one. What was done there:", *done])
+    return [{"role": "user", "content": summary}]
+
+
+def _cleared(steps: Sequence[Message]) -> list[Message]:
+    """The steps with a line in the place of each result."""
+    return [each if each["role"] == "assistant" else {**each, "content": CLEARED} for each in steps]
 
 
 def _shortened(message: Message) -> Message:
