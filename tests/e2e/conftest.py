@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pic_models.lora_adapter import write_adapter
 
 from tests.e2e import faults, plugins
 from tests.e2e.servers import SERVERS, OneServer
@@ -111,6 +112,18 @@ def client_of(servers: tuple[str, ...], one_server: OneServer) -> Iterator[Calla
     yield get
     if used:
         used[-1].server.check_alive()
+
+
+@pytest.fixture
+def adapters(client: Client, tmp_path: Path, model_dir: Callable[[str], Path]) -> Iterator[list[str | None]]:
+    """The names of two adapters that are loaded, and `None`: the model without one."""
+    names = ["one", "two"]
+    for seed, name in enumerate(names):
+        folder = write_adapter(tmp_path / name, seed, model_dir("tiny-gqa"))
+        client.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+    yield [*names, None]
+    for name in names:
+        client.post("/unload_lora_adapter", {"lora_name": name})
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ nothing from another adapter or the model without one."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,18 +19,6 @@ _LEN = 300
 _OFF = {"mode": "off"}
 # All but the sink, the last token and a partial page.
 _AT_LEAST = _LEN - 32 - 16 - 1
-
-
-@pytest.fixture
-def adapters(client: Client, tmp_path: Path, model_dir: Callable[[str], Path]) -> Iterator[list[str | None]]:
-    """The names of two adapters that are loaded, and `None`: the model without one."""
-    names = ["one", "two"]
-    for seed, name in enumerate(names):
-        folder = write_adapter(tmp_path / name, seed, model_dir("tiny-gqa"))
-        client.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
-    yield [*names, None]
-    for name in names:
-        client.post("/unload_lora_adapter", {"lora_name": name})
 
 
 def test_an_adapters_rows_serve_it_and_nobody_else(client: Client, adapters: list[str | None]) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from pic_models.lora_adapter import write_adapter
 
 from tests.e2e.servers import on_each_server
 from tests.e2e.serving import Client, assert_same, leave_for_the_host, random_tokens
@@ -39,27 +35,23 @@ def test_reordered_documents_are_spliced_and_one_is_computed_again(client: Clien
 
 @pytest.mark.feature("HiCache", "LoRA adapters")
 @on_each_server("gqa_page16.attend_host")
-def test_documents_come_from_the_host_and_belong_to_an_adapter(
-    client: Client, tmp_path: Path, model_dir: Callable[[str], Path]
-) -> None:
+def test_documents_come_from_the_host_and_belong_to_an_adapter(client: Client, adapters: list[str | None]) -> None:
     """To the last bit as from the device; another adapter has none of them."""
-    for seed, name in enumerate(("one", "two")):
-        folder = write_adapter(tmp_path / name, seed, model_dir("tiny-gqa"))
-        client.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+    one, two, _ = adapters
     answers = []
     for on_host in (False, True):
         client.flush()
-        client.generate(prompt(1, 0, 1, 2, 3), lora_path="one")
+        client.generate(prompt(1, 0, 1, 2, 3), lora_path=one)
         if on_host:
             leave_for_the_host(client)
         before = client.counters()
-        answers.append(client.generate(prompt(2, 3, 1, 0, 2), lora_path="one"))
+        answers.append(client.generate(prompt(2, 3, 1, 0, 2), lora_path=one))
         assert client.grown(before)["attended_tokens"] > 50
     device, host = answers
     assert device.fetched_tokens == 0 < host.fetched_tokens
     assert host.chunk_hit_tokens == device.chunk_hit_tokens > 250
     assert_same(device, host)
-    assert client.generate(prompt(2, 3, 1, 0, 2), lora_path="two").cached_tokens == 0
+    assert client.generate(prompt(2, 3, 1, 0, 2), lora_path=two).cached_tokens == 0
 
 
 @on_all_servers
