@@ -6,16 +6,16 @@ Three kinds of runs are different (bench/results/study/context.md):
 
 - Text that a prompt has *reordered*: documents sorted otherwise, or each from another prompt. The answer may be in any
   of them, and is wrong more often where they are spliced.
-- Text near the end of a prompt that a donor has read after *another* text, such as instructions after another task:
-  its first rows have read most of that text, and the answer reads its last.
+- Text that a donor has read after *another* text: its first rows have read most of that text, and near the end of the
+  prompt the answer reads its last ones. Far from the end only text of which most is *gone* counts, as in a session of
+  which the older steps were compacted.
 - Text near the end after *steps* that the donor has not seen, such as a file that is read again: a longer seam.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import numpy as np
@@ -37,9 +37,15 @@ _LIKE_TOKENS = 128
 """Contexts are other texts if a donor's has more tokens that the prompt lacks, or lacks more and `_MOST_UNSEEN`."""
 _MOST_UNSEEN = 1 / 2
 """Share of the text before a run."""
+_MOST_GONE = 3
+"""Another text is gone if the donor's context has so many tokens that the prompt lacks for each that it lacks."""
 _LEAST_UNSEEN = 96
 """A run has a longer seam if its donor lacks so many of the last tokens before it; fewer between two runs of a donor
 share one."""
+_MOST_COMPARED = 64
+"""Tokens in a plan, in lengths of the prompt; contexts that are left then count as gone."""
+_FLAGS = 16
+"""Flags that are counted at the cost of comparing a token."""
 
 
 class _Unlike(Enum):
@@ -48,6 +54,7 @@ class _Unlike(Enum):
     NONE = "little"
     NEAR = "it lacks some of the last text"
     OTHER = "it is another text"
+    GONE = "it is another text, of which most is gone"
 
 
 def find_reordered(runs: Sequence[Run]) -> list[bool]:
@@ -92,46 +99,85 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
         last: the end of the prompt, or of the part that may be spliced.
         num_tail: tokens at the end where no run is spliced whose donor has read another text. A run that begins in
             the last twice as many is not spliced in its first half as many either, if its donor has, or if it lacks
-            some of the `num_tail` tokens before it.
+            some of the `num_tail` tokens before it; nor is one anywhere, if most of what its donor has read is gone.
 
     Returns:
         All up to `last` for other runs; O(tokens) in numpy for each run that is looked at.
     """
-    spans = list[Span]()
-    shifts: dict[int, None] = {}
+    spans, contexts = list[Span](), _Contexts(runs, tokens)
     donor, start, end = None, 0, 0
     for run in runs:
-        # The last one is the likeliest.
-        shifts.pop(run.shift, None)
-        shifts[run.shift] = None
         begin = run.target_start - run.seam_len
         is_near = begin > last - 2 * num_tail
-        unlike = _Unlike.NONE
-        if is_near or run.target_end > last - num_tail:
-            unlike = _unlike(run, tokens, {0, *list(shifts)[-_MOST_SHIFTS:]}, num_tail)
+        unlike = contexts.unlike(run, num_tail, is_near or run.target_end > last - num_tail)
         if unlike is _Unlike.NONE:
             donor = None
             spans.append((0, last))
             continue
         # One window for all runs that little text divides.
         if run.donor is not donor or begin - end >= _LEAST_UNSEEN:
-            donor, start = run.donor, begin + num_tail // 2 if is_near else 0
+            donor, start = run.donor, begin + num_tail // 2 if is_near or unlike is _Unlike.GONE else 0
         end = run.target_end
-        spans.append((start, last - num_tail if unlike is _Unlike.OTHER else last))
+        spans.append((start, last if unlike is _Unlike.NEAR else last - num_tail))
     return spans
 
 
-def _unlike(run: Run, tokens: Tokens, shifts: AbstractSet[int], near: int) -> _Unlike:
-    """How a donor's context, compared at these shifts, differs from the text before its run, as far as it matters."""
-    here, context = tokens[: run.target_start - run.seam_len], run.donor.tokens(run.donor_start - run.seam_len)
-    seen, known = np.zeros(len(here), bool), np.zeros(len(context), bool)
-    for shift in shifts:
-        start, end = max(0, shift), min(len(here), len(context) + shift)
-        if start < end:
-            is_equal = here[start:end] == context[start - shift : end - shift]
-            seen[start:end] |= is_equal
-            known[start - shift : end - shift] |= is_equal
-    num_foreign, num_unseen, num_near = (int(np.count_nonzero(~each)) for each in (known, seen, seen[-near:]))
-    if num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * len(here)):
-        return _Unlike.OTHER
-    return _Unlike.NEAR if num_near >= _LEAST_UNSEEN else _Unlike.NONE
+class _Sides:
+    """What the prompt has of a donor's path, and the path of the prompt, at some shifts."""
+
+    def __init__(self, here: Tokens, there: Tokens) -> None:
+        self._here, self._there = here, there
+        self.seen, self.known = np.zeros(len(here), bool), np.zeros(len(there), bool)
+        self._shifts = set[int]()
+
+    def compare(self, shifts: Iterable[int]) -> int:
+        """Compare them at those of these shifts at which they were not; returns how many tokens that were."""
+        num = 0
+        for shift in {*shifts} - self._shifts:
+            self._shifts.add(shift)
+            start, end = max(0, shift), min(len(self._here), len(self._there) + shift)
+            if start < end:
+                num += end - start
+                is_equal = self._here[start:end] == self._there[start - shift : end - shift]
+                self.seen[start:end] |= is_equal
+                self.known[start - shift : end - shift] |= is_equal
+        return num
+
+
+class _Contexts:
+    """The contexts of a plan's donors beside the text before their runs, at the shifts of the runs so far."""
+
+    def __init__(self, runs: Sequence[Run], tokens: Tokens) -> None:
+        self._tokens, self._left = tokens, _MOST_COMPARED * len(tokens)
+        self._shifts = dict[int, None]()
+        self._sides, self._lasts = dict[Path, _Sides](), dict[Path, int]()
+        for run in runs:
+            self._lasts[run.donor] = max(run.donor_start, self._lasts.get(run.donor, 0))
+
+    def unlike(self, run: Run, near: int, is_near: bool) -> _Unlike:
+        """How the next run's context differs from the text before it, as far as it matters; if it is far from the
+        prompt's end, only whether it is gone."""
+        # The last one is the likeliest.
+        self._shifts.pop(run.shift, None)
+        self._shifts[run.shift] = None
+        if not is_near and -run.shift <= _LIKE_TOKENS - _LIKE_TOKENS // _MOST_GONE:
+            # By the lengths alone: a donor's context is longer than that if text of it is gone.
+            return _Unlike.NONE
+        if self._left < 0:
+            return _Unlike.GONE
+        sides = self._sides.get(run.donor)
+        if sides is None:
+            sides = self._sides[run.donor] = _Sides(self._tokens, run.donor.tokens(self._lasts[run.donor]))
+        self._left -= sides.compare([0, *list(self._shifts)[-_MOST_SHIFTS:]]) + run.target_start // _FLAGS
+        begin = run.target_start - run.seam_len
+        seen, known = sides.seen[:begin], sides.known[: begin - run.shift]
+        num_foreign, num_unseen, num_near = (
+            len(each) - int(np.count_nonzero(each)) for each in (known, seen, seen[-near:])
+        )
+        if num_foreign > max(_LIKE_TOKENS, _MOST_GONE * num_unseen):
+            return _Unlike.GONE
+        if not is_near:
+            return _Unlike.NONE
+        if num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * begin):
+            return _Unlike.OTHER
+        return _Unlike.NEAR if num_near >= _LEAST_UNSEEN else _Unlike.NONE

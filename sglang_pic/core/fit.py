@@ -64,7 +64,9 @@ class Fitter:
     def _before_tail(self, runs: list[Run], found: Sequence[Run]) -> list[Run]:
         """The parts of the runs that may be spliced so near to the prompt's end after the donor's context."""
         policy = self._policy
-        tail = max(policy.tail_tokens, policy.other_tail_tokens) if policy.tail_tokens else 0
+        if not policy.tail_tokens:
+            return runs
+        tail = max(policy.tail_tokens, policy.other_tail_tokens)
         spans = spans_by_context(found, self._query.tokens, self._query.stop + 1, tail)
         starts = [run.target_start for run in found]
         allowed = [

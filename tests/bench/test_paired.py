@@ -22,6 +22,8 @@ from pic_bench.report.stats import most_lost
 from pic_traces.encode import load_encoder
 from scipy.stats import binom
 
+from sglang_pic.core import Plan
+
 KINDS = ("order", "drawn", "copies", "gone", "fields", "again", "compacted", "cleared", "sample:opendevin")
 
 
@@ -85,6 +87,19 @@ def test_a_compacted_session_is_shorter_than_the_request_before(prompts: dict[st
     assert len(donor) - len(prompt.ids) > 0
     assert max(run.target_start - run.donor_start for run in prompt.plans["most"].runs) <= -LEAST_GONE
     assert donor.tokens(prompt.prefix_len).tolist() == prompt.ids[: prompt.prefix_len]
+    assert prompt.whole is not None
+    assert prompt.whole[: len(donor)] == donor.tokens().tolist()
+
+
+def test_the_answer_is_forced_behind_the_whole_session_too(model: Path, forward: Forward) -> None:
+    ids, gold = [[*range(start, start + num)] for start, num in ((5, 40), (60, 8))]
+    plan = Plan(prefix_len=0, end=len(ids), runs=())
+    measure = Measure(forward, ModelText(model), ())
+    for whole, is_equal in ((ids, True), (ids[20:] + ids, False)):
+        plans = {"seam-64": plan, "most": plan}
+        prompt = Prompt(kind="cleared", name="a", ids=ids, prefix_len=0, plans=plans, gold=gold, whole=whole)
+        found = {each.arm: each for each in measure.records(prompt, 0)}["whole"]
+        assert (found.kl < 1e-6) == is_equal
 
 
 @pytest.mark.slow

@@ -125,6 +125,31 @@ def test_after_another_text_that_is_far_from_the_end_only_the_end_is_computed() 
     assert (run.target_start, run.target_end) == (400 + 64, 400 + 1500 + 10 - 512)
 
 
+@pytest.mark.parametrize(("num_old", "num_new", "seam"), [(910, 300, 256), (890, 300, 64), (130, 0, 256), (120, 0, 64)])
+def test_behind_text_that_is_gone_a_seam_is_longer_however_far_the_end_is(
+    num_old: int, num_new: int, seam: int
+) -> None:
+    """A summary of some tokens stands in the place of others, more than three times as many."""
+    far, old = text(24, 1500), text(25, 1000)
+    index = index_of(join(SHARED[:100], old[:num_old], far), config=CoreConfig(max_field_tokens=0))
+    run = plan_of(index, SHARED[:100], NOW[:num_new], far, NOW[-10:]).runs[-1]
+    end, tail = 100 + num_new + 1500 + 10, 512 if num_old > 128 else 64
+    assert (run.target_start, run.target_end) == (100 + num_new + seam, end - tail)
+
+
+@pytest.mark.parametrize(("num_parts", "num_longer"), [(60, 0), (300, 1)])
+def test_contexts_that_are_too_many_to_compare_count_as_gone(num_parts: int, num_longer: int) -> None:
+    """Each run is at a shift of its own, after as much new text as is gone; one long seam is for all that are left."""
+    parts, gaps = [text(seed, 130) for seed in range(600, 600 + num_parts)], [text(seed, 7) for seed in range(300)]
+    config = CoreConfig(max_field_tokens=0, seam_tokens=1)
+    old, new = (
+        [each for part in zip(side, parts, strict=False) for each in part] for side in ([*gaps], [g[:5] for g in gaps])
+    )
+    plan = plan_of(index_of(join(*old), config=config), SHARED[:100], *new, text(26, 1500))
+    starts, ends = ([getattr(run, name) for run in plan.runs] for name in ("target_start", "target_end"))
+    assert sum(start - end > 200 for start, end in zip(starts[1:], ends, strict=False)) == num_longer
+
+
 def test_after_another_text_each_token_is_computed_once_for_all_runs_of_a_donor() -> None:
     """The window reaches into the second of two runs, which a short text divides that the donor lacks."""
     index = index_of(join(THEN[:400], ASKED[:200], ASKED[200:]), config=CoreConfig(edit="in_place"))
@@ -174,6 +199,6 @@ def test_a_run_behind_one_that_goes_gets_a_seam() -> None:
     policies = (CoreConfig(edit="in_place", reordered=each) for each in ("splice", "compute"))
     found = [plan_of(index, prompt, options=PlanOptions(policy=policy)).runs for policy in policies]
     assert [[(run.target_start, run.seam_len) for run in runs] for runs in found] == [
-        [(124, 64), (460, 0), (924, 64)],
+        [(316, 256), (460, 0), (924, 64)],
         [(524, 64)],
     ]

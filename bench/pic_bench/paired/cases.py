@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, zip_longest
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 from pic_generate.questions import (
@@ -70,7 +70,7 @@ _SUMMED_CHARACTERS = 120
 """Of each step in a summary."""
 _CHARACTERS_OF_TOKEN = 8
 """A longer text is not encoded to find that it is too long."""
-_OF_A_SESSION, _SYSTEM_CHARACTERS = 4, 3200
+_OF_A_SESSION, _SYSTEM_CHARACTERS = 12, 3200
 _FILES, _FILE_TOKENS = 4, 260
 _PERSONS = 5
 GONE_TOKENS = (120, 240, 480, 720)
@@ -86,9 +86,20 @@ _INSISTS = (
 _FUNCTION = re.compile(r"^def (\w+)\(.*?(?=\n\n|\Z)", re.M | re.S)
 
 Judge = Callable[[str, str], bool]
-MakePrompt = Callable[[Call, int, random.Random], "tuple[Ids, Ids, Ids] | None"]
-"""The prompt, its answer, and the request before of a call whose message at a place is a result."""
+MakePrompt = Callable[[Call, int, random.Random], "Step | None"]
+"""The prompt of a call whose message at a place is a result."""
 Compact = Callable[[Sequence[Message]], list[Message]]
+
+
+class Step(NamedTuple):
+    """An agent's prompt that ends in the result of a tool."""
+
+    ids: Ids
+    answer: Ids
+    before: Ids
+    """The request before."""
+    whole: Ids | None = None
+    """What a compacted one would be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +120,8 @@ class Prompt:
     """Whether an answer is right, given it and the full prefill's; None where only equal is right."""
     answers: Tokens | None = None
     """Of `fields`: the first tokens of the old and of the new answer."""
+    whole: Ids | None = None
+    """Of a compacted session: what the prompt would be without."""
 
 
 def donor_ends(plans: Mapping[str, Plan]) -> dict[DonorPath, int]:
@@ -334,10 +347,11 @@ class Cases:
             taken = 0
             for at in rng.sample(places, len(places)):
                 made = make(call, at, rng)
-                if made is None or len(made[1]) < ANSWER_TOKENS:
+                if made is None or len(made.answer) < ANSWER_TOKENS:
                     continue
-                ids, gold, old = made
-                prompt = self._made(kind, f"{session.session_id}-{at}", ids, [old], gold[:ANSWER_TOKENS])
+                gold = made.answer[:ANSWER_TOKENS]
+                prompt = self._made(kind, f"{session.session_id}-{at}", made.ids, [made.before], gold)
+                prompt = replace(prompt, whole=made.whole)
                 if prompt.plans["seam-64"].num_spliced:
                     taken += 1
                     yield prompt
@@ -353,7 +367,7 @@ class Cases:
         num = len(made.tokens)
         return made.path[:num].tolist(), made.path[num:].tolist()
 
-    def _made_again(self, call: Call, at: int, rng: random.Random) -> tuple[Ids, Ids, Ids] | None:
+    def _made_again(self, call: Call, at: int, rng: random.Random) -> Step | None:
         """A session up to its answer to a result, behind the same without some of the steps before it; None if its text
         is too short or too long."""
         *before, asks, result, answer = call.messages[: at + 2]
@@ -368,10 +382,10 @@ class Cases:
             last = rng.choice([at for at in starts if at >= start] + [len(before)])
             old, _ = self._encoded(call, [*before[:2], *before[last:], asks, result])
             if UNREAD[0] <= len(ids) - len(old) <= UNREAD[1] * len(ids):
-                return ids, gold, old
+                return Step(ids, gold, old)
         return None
 
-    def _made_shorter(self, compact: Compact, call: Call, at: int, rng: random.Random) -> tuple[Ids, Ids, Ids] | None:
+    def _made_shorter(self, compact: Compact, call: Call, at: int, rng: random.Random) -> Step | None:
         """A session up to its answer to a result, its older steps compacted, behind the whole session up to the call of
         that tool; None if little is gone, or the whole is too long."""
         *before, asks, result, answer = call.messages[: at + 2]
@@ -384,7 +398,7 @@ class Cases:
         if len(old) > 2 * self.longest or len(ids) > self.longest:
             return None
         is_shorter = len(old) - len(self._encoded(call, shorter)[0]) >= LEAST_GONE
-        return (ids, gold, old) if is_shorter else None
+        return Step(ids, gold, old, self._encoded(call, [*before, asks, result])[0]) if is_shorter else None
 
     def _documents(self, num: int) -> Iterator[Case]:
         """Questions, JSON and edits in turn."""

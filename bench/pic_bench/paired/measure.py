@@ -75,6 +75,11 @@ class Measure:
             if key not in known:
                 known[key] = self._record(prompt, full, arm, [rows for rows, _ in donors], stale)
             yield msgspec.structs.replace(known[key], arm=arm.name)
+        if prompt.whole is not None:
+            _, hidden = self._begin(
+                prompt.whole + full.answer[:-1], len(prompt.whole) + len(full.answer), len(full.answer)
+            )
+            yield self._compared(prompt, full, Arm(name="whole", blocks=()), self._forward.logits(hidden), stale)
 
     def _full(self, prompt: Prompt, stale: float | None) -> Full | None:
         """The full prefill, and its greedy answer; what the gold answer has of it is computed in the same pass.
