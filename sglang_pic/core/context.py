@@ -102,7 +102,7 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
             some of the `num_tail` tokens before it; nor is one anywhere, if most of what its donor has read is gone.
 
     Returns:
-        All up to `last` for other runs; O(tokens) in numpy for each run that is looked at.
+        All up to `last` for other runs; O(tokens) in numpy for each donor and shift, `_MOST_COMPARED` times at most.
     """
     spans, contexts = list[Span](), _Contexts(runs, tokens)
     donor, start, end = None, 0, 0
@@ -123,7 +123,7 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
 
 
 class _Sides:
-    """What the prompt has of a donor's path, and the path of the prompt, at some shifts."""
+    """The tokens that a prompt and a donor's path share at some shifts: flags of both."""
 
     def __init__(self, here: Tokens, there: Tokens) -> None:
         self._here, self._there = here, there
@@ -168,7 +168,8 @@ class _Contexts:
         sides = self._sides.get(run.donor)
         if sides is None:
             sides = self._sides[run.donor] = _Sides(self._tokens, run.donor.tokens(self._lasts[run.donor]))
-        self._left -= sides.compare([0, *list(self._shifts)[-_MOST_SHIFTS:]]) + run.target_start // _FLAGS
+        shifts = list(self._shifts)[-_MOST_SHIFTS if is_near else -1 :]
+        self._left -= sides.compare([0, *shifts]) + run.target_start // _FLAGS
         begin = run.target_start - run.seam_len
         seen, known = sides.seen[:begin], sides.known[: begin - run.shift]
         num_foreign, num_unseen, num_near = (
