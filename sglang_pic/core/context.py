@@ -38,7 +38,7 @@ _LIKE_TOKENS = 128
 _MOST_UNSEEN = 1 / 2
 """Share of the text before a run."""
 _MOST_GONE = 3
-"""Another text is gone if the donor's context has so many tokens that the prompt lacks for each that it lacks."""
+"""Another text is gone if the donor's context has so many tokens that the prompt lacks for each of the prompt's that it lacks."""
 _LEAST_UNSEEN = 96
 """A run has a longer seam if its donor lacks so many of the last tokens before it; fewer between two runs of a donor
 share one."""
@@ -154,9 +154,9 @@ class _Contexts:
         for run in runs:
             self._lasts[run.donor] = max(run.donor_start, self._lasts.get(run.donor, 0))
 
-    def unlike(self, run: Run, near: int, is_near: bool) -> _Unlike:
+    def unlike(self, run: Run, num_before: int, is_near: bool) -> _Unlike:
         """How the next run's context differs from the text before it, as far as it matters; if it is far from the
-        prompt's end, only whether it is gone."""
+        prompt's end, only whether it is gone; near it, of `num_before` tokens whether it lacks some of the last."""
         # The last one is the likeliest.
         self._shifts.pop(run.shift, None)
         self._shifts[run.shift] = None
@@ -168,12 +168,12 @@ class _Contexts:
         sides = self._sides.get(run.donor)
         if sides is None:
             sides = self._sides[run.donor] = _Sides(self._tokens, run.donor.tokens(self._lasts[run.donor]))
-        shifts = list(self._shifts)[-_MOST_SHIFTS if is_near else -1 :]
+        shifts = list(self._shifts)[-_MOST_SHIFTS:] if is_near else [run.shift]
         self._left -= sides.compare([0, *shifts]) + run.target_start // _FLAGS
         begin = run.target_start - run.seam_len
         seen, known = sides.seen[:begin], sides.known[: begin - run.shift]
         num_foreign, num_unseen, num_near = (
-            len(each) - int(np.count_nonzero(each)) for each in (known, seen, seen[-near:])
+            len(each) - int(np.count_nonzero(each)) for each in (known, seen, seen[-num_before:])
         )
         if num_foreign > max(_LIKE_TOKENS, _MOST_GONE * num_unseen):
             return _Unlike.GONE

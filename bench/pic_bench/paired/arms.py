@@ -4,6 +4,7 @@ Policies are the product's own plans. The others:
 
     exact       the full prefill's own rows, in the places of those that `most` splices
     unrotated   the rows of `most`, with the rotation that they had with their donors
+    whole       nothing; the answer is forced behind the session that was not compacted (`measure.py`)
     block-1     the runs of `any-order` are blocks; the one with the best attended token is computed whole in pass two
     random-N    as block-1, but blocks that seed N draws, until no fewer tokens are computed
     tokens-N    of what `most` splices, tokens that seed N draws are computed, as many as `seam-64` computes

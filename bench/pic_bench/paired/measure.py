@@ -76,10 +76,8 @@ class Measure:
                 known[key] = self._record(prompt, full, arm, [rows for rows, _ in donors], stale)
             yield msgspec.structs.replace(known[key], arm=arm.name)
         if prompt.whole is not None:
-            _, hidden = self._begin(
-                prompt.whole + full.answer[:-1], len(prompt.whole) + len(full.answer), len(full.answer)
-            )
-            yield self._compared(prompt, full, Arm(name="whole", blocks=()), self._forward.logits(hidden), stale)
+            _, logits = self._computed(prompt.whole + full.answer[:-1], len(full.answer))
+            yield self._compared(prompt, full, Arm(name="whole", blocks=()), logits, stale)
 
     def _full(self, prompt: Prompt, stale: float | None) -> Full | None:
         """The full prefill, and its greedy answer; what the gold answer has of it is computed in the same pass.
@@ -112,9 +110,9 @@ class Measure:
         """The logits behind a token at a position, `[1, vocabulary]`."""
         return self._forward.logits(self._forward.compute(torch.tensor([token]), torch.tensor([at]), rows))
 
-    def _computed(self, ids: Sequence[int]) -> tuple[Rows, Tensor]:
-        """The rows of a donor's path, and its last logits."""
-        rows, hidden = self._begin(ids, len(ids), 1)
+    def _computed(self, ids: Sequence[int], num: int = 1) -> tuple[Rows, Tensor]:
+        """The rows of a text, such as a donor's path, and its last `num` logits."""
+        rows, hidden = self._begin(ids, len(ids), num)
         return rows, self._forward.logits(hidden)
 
     def _begin(self, ids: Sequence[int], room: int, num: int) -> tuple[Rows, Tensor]:
