@@ -38,7 +38,8 @@ _LIKE_TOKENS = 128
 _MOST_UNSEEN = 1 / 2
 """Share of the text before a run."""
 _MOST_GONE = 3
-"""Another text is gone if the donor's context has so many tokens that the prompt lacks for each of the prompt's that it lacks."""
+"""Another text is gone if the donor's context has so many tokens that the prompt lacks for each of the prompt's tokens
+that it lacks."""
 _LEAST_UNSEEN = 96
 """A run has a longer seam if its donor lacks so many of the last tokens before it; fewer between two runs of a donor
 share one."""

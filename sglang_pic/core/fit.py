@@ -62,7 +62,7 @@ class Fitter:
         return self._cut(runs, [(0, 0) if each else (0, self._query.end) for each in left_out], DropReason.REORDERED)
 
     def _before_tail(self, runs: list[Run], found: Sequence[Run]) -> list[Run]:
-        """The parts of the runs that may be spliced after the donor's context, near the prompt's end or behind text that is gone."""
+        """The parts of the runs that the donor's context lets be spliced near the end, and behind gone text."""
         policy = self._policy
         if not policy.tail_tokens:
             return runs

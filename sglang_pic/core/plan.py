@@ -54,7 +54,8 @@ class DropReason(Reason):
     TAIL = (
         "tail",
         "The run is in the last `tail_tokens` of the prompt; or its donor read another text before, and it is in the "
-        "prompt's last `other_tail_tokens`; or it begins soon after such text, or text its donor lacks, near the end, or after text that is gone.",
+        "prompt's last `other_tail_tokens`; or it begins soon after such text, or text its donor lacks, near the end, "
+        "or after text that is gone.",
     )
 
 
