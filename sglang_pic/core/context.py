@@ -91,7 +91,7 @@ def find_reordered(runs: Sequence[Run]) -> list[bool]:
     return reordered.tolist()
 
 
-def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int, window: int = 0) -> list[Span]:
+def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: int) -> list[Span]:
     """For each run of a plan the span of the prompt in which its donor's context lets it be spliced.
 
     Args:
@@ -109,21 +109,17 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
     donor, start, end = None, 0, 0
     for run in runs:
         begin = run.target_start - run.seam_len
-        is_near, reaches = begin > last - 2 * num_tail, run.target_end > last - num_tail
-        unlike = contexts.unlike(run, num_tail, is_near or reaches)
-        is_shorter = window > 0 and unlike is _Unlike.OTHER
-        if window and reaches and not is_near and unlike is _Unlike.NEAR:
-            unlike = _Unlike.NONE
+        is_near = begin > last - 2 * num_tail
+        unlike = contexts.unlike(run, num_tail, is_near or run.target_end > last - num_tail)
         if unlike is _Unlike.NONE:
             donor = None
             spans.append((0, last))
             continue
         # One window for all runs that little text divides.
         if run.donor is not donor or begin - end >= _LEAST_UNSEEN:
-            has_seam = is_near or unlike is _Unlike.GONE or (is_shorter and reaches)
-            donor, start = run.donor, begin + (window if is_shorter else num_tail // 2) if has_seam else 0
+            donor, start = run.donor, begin + num_tail // 2 if is_near or unlike is _Unlike.GONE else 0
         end = run.target_end
-        spans.append((start, last if unlike is _Unlike.NEAR or is_shorter else last - num_tail))
+        spans.append((start, last if unlike is _Unlike.NEAR else last - num_tail))
     return spans
 
 

@@ -67,7 +67,7 @@ class Fitter:
         if not policy.tail_tokens:
             return runs
         tail = max(policy.tail_tokens, policy.other_tail_tokens)
-        spans = spans_by_context(found, self._query.tokens, self._query.stop + 1, tail, policy.other_window)
+        spans = spans_by_context(found, self._query.tokens, self._query.stop + 1, tail)
         starts = [run.target_start for run in found]
         allowed = [
             (0, self._query.end) if run.is_conditional else spans[bisect_right(starts, run.target_start) - 1]

@@ -55,12 +55,6 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "or lacks 96 or more of as many tokens before it; so has any run behind text that is gone: more than 128 of "
         "the donor's tokens, and three for each that the prompt has in their place.",
     ] = 512
-    other_window: Annotated[
-        Length,
-        "An experiment: with more than 0 only text that is gone has a tail of `other_tail_tokens`; after other text "
-        "the first so many tokens of a run are computed that begins within twice that length of the end, "
-        "or reaches it.",
-    ] = 0
     reordered: Annotated[
         Literal["compute", "attend", "splice"],
         "What is done with text in another order than in its donor, or from three other prompts or more, such as "

@@ -7,9 +7,6 @@ Policies are the product's own plans. The others:
     whole       nothing; the answer is forced behind the session that was not compacted (`measure.py`)
     block-1     the runs of `any-order` are blocks; the one with the best attended token is computed whole in pass two
     random-N    as block-1, but blocks that seed N draws, until no fewer tokens are computed
-    HOW-CHUNK   of what `window-64` splices (of fields: `in-place`) chunks are computed, as many tokens as `tail-64`
-                computes (of fields: half of all): those that the end attends to most (`attended`, in a second pass),
-                whose rows differ most from the full prefill's (`differing`), `drawn`, the `first` or the `last`
     tokens-N    of what `most` splices, tokens that seed N draws are computed, as many as `seam-64` computes
 """
 
@@ -27,20 +24,10 @@ POLICIES: Final = {
     "any-text": ReusePolicy(seam_tokens=64, tail_tokens=64, other_tail_tokens=0),
     **{f"seam-{seam}": ReusePolicy(seam_tokens=seam, tail_tokens=64) for seam in (32, 64, 128, 256)},
     "tail-256": ReusePolicy(seam_tokens=64, tail_tokens=256),
-    "tail-64": ReusePolicy(other_window=256),
-    "window-128": ReusePolicy(other_window=128),
-    "window-64": ReusePolicy(other_window=64),
-    "in-place": ReusePolicy(edit="in_place"),
-    "in-place-128": ReusePolicy(edit="in_place", seam_tokens=128),
-    "in-place-256": ReusePolicy(edit="in_place", seam_tokens=256),
     "most": ReusePolicy(**PRESETS["most"]),
 }
 """By name."""
 LEAST_BLOCKS: Final = 3
-CHOICES: Final = (
-    *((how, chunk) for how in ("attended", "differing") for chunk in (1, 32)),
-    *((how, 32) for how in ("drawn", "first", "last")),
-)
 SEEDS: Final = 5
 
 
@@ -51,15 +38,6 @@ class Block(NamedTuple):
     end: int
     donor: int
     donor_start: int
-
-
-class Chosen(NamedTuple):
-    """Spliced tokens that are computed again."""
-
-    how: str
-    chunk: int
-    num_tokens: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +54,6 @@ class Arm:
     """The one with the best attended token is computed whole in pass two; without any there is none."""
     drawn: random.Random | None = None
     """Draws the blocks of pass two instead."""
-    chosen: Chosen | None = None
 
 
 def blocks_of(plan: Plan, donors: Sequence[object], *, whole: bool = False) -> list[Block]:
@@ -88,19 +65,12 @@ def blocks_of(plan: Plan, donors: Sequence[object], *, whole: bool = False) -> l
     return blocks
 
 
-def policy_arms(
-    plans: Mapping[str, Plan], donors: Sequence[object], number: int, num_tokens: int, *, is_field: bool
-) -> list[Arm]:
-    """The plans of all policies, and the controls; `number` is the prompt's, which has so many tokens to compute."""
+def policy_arms(plans: Mapping[str, Plan], donors: Sequence[object], number: int) -> list[Arm]:
+    """The plans of all policies, and the controls; `number` is the prompt's."""
     most = blocks_of(plans["most"], donors)
     arms = [Arm(name="exact", blocks=most, is_exact=True), Arm(name="unrotated", blocks=most, rotates=False)]
     arms += [Arm(name=name, blocks=blocks_of(plan, donors)) for name, plan in plans.items()]
-    base = "in-place" if is_field else "window-64"
-    num_again = plans[base].num_spliced - ((num_tokens + 1) // 2 if is_field else plans["tail-64"].num_spliced)
-    for how, chunk in CHOICES:
-        chosen = Chosen(how, chunk, num_again, number)
-        arms.append(Arm(name=f"{how}-{chunk}", blocks=blocks_of(plans[base], donors), chosen=chosen))
-    seed, num = number % SEEDS, plans["most"].num_spliced - plans["tail-64"].num_spliced
+    seed, num = number % SEEDS, plans["most"].num_spliced - plans["seam-64"].num_spliced
     places = [at for block in most for at in range(block.start, block.end)]
     drawn = {*random.Random(f"tokens-{seed}-{number}").sample(places, max(0, num))}
     return [*arms, Arm(name=f"tokens-{seed}", blocks=[part for block in most for part in _without(block, drawn)])]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import SURE
-from pic_bench.paired.arms import Arm, Block, Chosen, attended_arms, policy_arms
+from pic_bench.paired.arms import Arm, Block, attended_arms, policy_arms
 from pic_bench.paired.cases import Judge, Prompt, donor_ends
 from pic_bench.paired.forward import Forward, Probe, Rows
 from pic_bench.paired.record import Record
@@ -65,14 +65,13 @@ class Measure:
         said = self._text.answer(full.answer)
         if not full.answer or (prompt.judge is not None and not prompt.judge(said, said)):
             return
-        num_tokens = len(prompt.ids) - prompt.prefix_len
-        arms = policy_arms(prompt.plans, paths, number, num_tokens, is_field=is_stale)
+        arms = policy_arms(prompt.plans, paths, number)
         if not is_stale and prompt.judge is not None and "any-order" in prompt.plans:
             arms += attended_arms(prompt.plans["any-order"], paths, number)
         donors = donors or [self._computed(path.tokens(end).tolist()) for path, end in ends.items()]
         known: dict[object, Record] = {}
         for arm in arms:
-            key = (tuple(arm.blocks), arm.rotates, arm.is_exact, tuple(arm.whole), arm.drawn, arm.chosen)
+            key = (tuple(arm.blocks), arm.rotates, arm.is_exact, tuple(arm.whole), arm.drawn)
             if key not in known:
                 known[key] = self._record(prompt, full, arm, [rows for rows, _ in donors], stale)
             yield msgspec.structs.replace(known[key], arm=arm.name)
@@ -155,14 +154,6 @@ class Measure:
                 is_spliced[block.start : block.end] = False
             again += num - last
             gaps = torch.cat([torch.arange(block.start, block.end) for block in chosen] + [torch.arange(last, num)])
-        if arm.chosen is not None and arm.chosen.num_tokens > 0:
-            is_again = is_spliced[:num].clone()
-            is_again[: prompt.prefix_len] = False
-            chosen_again = self._again(full, arm.chosen, rows, ids, gaps, last, is_again)
-            is_spliced[chosen_again] = False
-            is_second = arm.chosen.how == "attended"
-            gaps = torch.cat([chosen_again, torch.arange(last, num) if is_second else gaps]).sort().values
-            again = num - last if is_second else 0
         at = torch.cat([gaps, torch.arange(num, len(ids) - 1)])
         hidden = self._forward.compute(ids[at], at, rows)[-len(answer) :]
         logits = self._forward.logits(hidden)
@@ -172,29 +163,6 @@ class Measure:
             right = self._is_right(prompt, full, rows, logits.argmax(-1).tolist(), prompt.judge)
         spliced = int(is_spliced[prompt.prefix_len : num].sum())
         return msgspec.structs.replace(found, spliced=spliced, again=again, right=right)
-
-    def _again(
-        self, full: Full, chosen: Chosen, rows: Rows, ids: Tensor, gaps: Tensor, last: int, is_spliced: Tensor
-    ) -> Tensor:
-        """The spliced tokens that are computed again."""
-        num = len(is_spliced)
-        match chosen.how:
-            case "attended":
-                blocks, scores = [Block(at, at + 1, 0, 0) for at in range(last)], [0.0] * last
-                self._forward.compute(ids[gaps], gaps, rows, probe=self._scoring(blocks, gaps, last, scores))
-                score = torch.tensor([*scores, *[0.0] * (num - last)])
-            case "differing":
-                score = torch.zeros(num)
-                for mine, true in ((rows.keys, full.rows.keys), (rows.values, full.rows.values)):
-                    off, size = (mine[:, :num].float() - true[:, :num].float()), true[:, :num].float()
-                    score += (off.norm(dim=(2, 3)) / size.norm(dim=(2, 3)).clamp(min=1e-6)).mean(0)
-            case "drawn":
-                score = torch.rand(num, generator=torch.Generator().manual_seed(chosen.seed))
-            case _:
-                score = torch.arange(num).float() * (1 if chosen.how == "last" else -1)
-        spots = is_spliced.nonzero()[:, 0]
-        chunks = sorted(spots.split(chosen.chunk), key=lambda some: -float(score[some].mean()))
-        return torch.cat(chunks)[: chosen.num_tokens]
 
     def _compared(self, prompt: Prompt, full: Full, arm: Arm, logits: Tensor, stale: float | None) -> Record:
         """The record of an arm's logits `[answer, vocabulary]`, as if nothing were spliced or judged."""
