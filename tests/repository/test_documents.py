@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 pytest.importorskip("torch", reason="the tables of what is supported read the kernels' pools")
 from pic_bench.compare.run_folder import load_scenes
 from pic_bench.pages.reference import CLI, OPERATE, PAGE, render
-from pic_bench.report import study
+from pic_bench.report import frontier, study
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
 
@@ -35,6 +36,14 @@ def test_pages_that_everybody_reads_are_short(page: str, most: int) -> None:
 def test_tables_of_the_study_are_what_the_records_say(path: Path) -> None:
     page = path.read_text()
     assert study.render(page) == page, "run `make study`"
+
+
+def test_the_frontier_is_what_the_records_say() -> None:
+    drawn = study.FRONTIER.read_text(encoding="utf8")
+    assert frontier.picture(frontier.read(study.RESULTS)) == drawn, "run `make study`"
+    for panel in frontier.PANELS:
+        assert panel.title in drawn
+    ElementTree.fromstring(drawn)
 
 
 def test_every_table_of_the_study_is_shown_on_a_page() -> None:

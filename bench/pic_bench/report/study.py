@@ -1,6 +1,6 @@
-"""Fills the tables of the study's pages from the records in bench/results: `python -m pic_bench.report.study`.
+"""Fills the tables of the study's pages from the records in bench/results, and draws its picture.
 
-The text around the tables stands in the pages. What a table shows is in `tables.toml` beside the pages. Records are
+`python -m pic_bench.report.study`. The text around the tables stands in the pages. What a table shows is in `tables.toml` beside the pages. Records are
 read as plain JSON, so that a page can show one of any age.
 """
 
@@ -17,12 +17,14 @@ from statistics import fmean
 from typing import Any, Final
 
 from pic_bench.pages.page_tables import fill_in
+from pic_bench.report import frontier
 from pic_bench.report.markdown import markdown_table
 from pic_bench.report.numbers import JINJA, divergence, percent, table_of, times
 from pic_bench.report.stats import most_lost
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "results"
 PAGES: Final = RESULTS / "study"
+FRONTIER: Final = PAGES / "frontier.svg"
 _LISTED: Final = tomllib.loads((PAGES / "tables.toml").read_text("utf8"))
 TABLES: Final[Mapping[str, Any]] = _LISTED["tables"]
 """The records and columns of every table, by its name on a page."""
@@ -33,12 +35,13 @@ Json = Mapping[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the tables of all pages anew."""
+    """Write the tables of all pages anew, and the picture."""
     parser = argparse.ArgumentParser(prog="python -m pic_bench.report.study", description=__doc__.splitlines()[0])
     parser.parse_args(argv)
     for page in sorted(PAGES.glob("*.md")):
         page.write_text(render(page.read_text(encoding="utf8")), encoding="utf8")
         print(page, file=sys.stderr)
+    FRONTIER.write_text(frontier.picture(frontier.read(RESULTS)), encoding="utf8")
     return 0
 
 
