@@ -1,7 +1,7 @@
 """Fills the tables of the study's pages from the records in bench/results, and draws its picture.
 
-`python -m pic_bench.report.study`. The text around the tables stands in the pages. What a table shows is in `tables.toml` beside the pages. Records are
-read as plain JSON, so that a page can show one of any age.
+`python -m pic_bench.report.study`. The text around the tables stands in the pages. What a table shows is in
+`tables.toml` beside the pages. Records are read as plain JSON, so that a page can show one of any age.
 """
 
 from __future__ import annotations
