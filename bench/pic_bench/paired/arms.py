@@ -24,7 +24,7 @@ POLICIES: Final = {
     "any-text": ReusePolicy(seam_tokens=64, tail_tokens=64, other_tail_tokens=0),
     **{f"seam-{seam}": ReusePolicy(seam_tokens=seam, tail_tokens=64) for seam in (32, 64, 128, 256)},
     "tail-256": ReusePolicy(seam_tokens=64, tail_tokens=256),
-    **{preset: ReusePolicy(**PRESETS[preset]) for preset in ("balanced", "most")},
+    "most": ReusePolicy(**PRESETS["most"]),
 }
 """By name."""
 LEAST_BLOCKS: Final = 3
