@@ -100,7 +100,8 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
         last: the end of the prompt, or of the part that may be spliced.
         num_tail: tokens at the end where no run is spliced whose donor has read another text. A run that begins in
             the last twice as many is not spliced in its first half as many either, if its donor has, or if it lacks
-            some of the `num_tail` tokens before it; nor is one anywhere, if most of what its donor has read is gone.
+            some of the `num_tail` tokens before it; a run anywhere is not in its first `num_tail`, if most of what its
+            donor has read is gone.
 
     Returns:
         All up to `last` for other runs; O(tokens) in numpy for each donor and shift, `_MOST_COMPARED` times at most.
@@ -117,7 +118,9 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
             continue
         # One window for all runs that little text divides.
         if run.donor is not donor or begin - end >= _LEAST_UNSEEN:
-            donor, start = run.donor, begin + num_tail // 2 if is_near or unlike is _Unlike.GONE else 0
+            is_gone = unlike is _Unlike.GONE
+            num_first = num_tail if is_gone else num_tail // 2
+            donor, start = run.donor, begin + num_first if is_near or is_gone else 0
         end = run.target_end
         spans.append((start, last if unlike is _Unlike.NEAR else last - num_tail))
     return spans

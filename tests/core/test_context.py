@@ -95,7 +95,7 @@ ALIKE = {
     "after another header": ([THEN[:40]], [NOW[:90]], (64, 64)),
     "after another task": ([SHARED[:100], THEN[:400]], [SHARED[:100], NOW[:400]], (256, 512)),
     "after text that is gone": ([SHARED[:300], THEN[:120], SHARED[300:600]], [SHARED[:600]], (64, 64)),
-    "after more of it": ([SHARED[:300], THEN[:140], SHARED[300:600]], [SHARED[:600]], (256, 512)),
+    "after more of it": ([SHARED[:300], THEN[:140], SHARED[300:600]], [SHARED[:600]], (512 - 300, 512)),
     "after a little new text": ([SHARED[:600]], [SHARED[:600], NOW[:90]], (64, 64)),
     "after new text": ([SHARED[:600]], [SHARED[:600], NOW[:100]], (256, 64)),
     "after much new text": ([SHARED[:600]], [SHARED[:600], NOW[:500]], (256, 64)),
@@ -125,7 +125,7 @@ def test_after_another_text_that_is_far_from_the_end_only_the_end_is_computed() 
     assert (run.target_start, run.target_end) == (400 + 64, 400 + 1500 + 10 - 512)
 
 
-@pytest.mark.parametrize(("num_old", "num_new", "seam"), [(910, 300, 256), (890, 300, 64), (130, 0, 256), (120, 0, 64)])
+@pytest.mark.parametrize(("num_old", "num_new", "seam"), [(910, 300, 512), (890, 300, 64), (130, 0, 512), (120, 0, 64)])
 def test_behind_text_that_is_gone_a_seam_is_longer_however_far_the_end_is(
     num_old: int, num_new: int, seam: int
 ) -> None:
@@ -176,15 +176,15 @@ def test_a_short_text_between_two_runs_of_a_donor_needs_no_second_window(num: in
     ],
 )
 def test_documents_in_another_order_are_computed(order: list[int], spliced: set[int]) -> None:
-    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 600, *[400] * 4), start=40))
+    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 600, *[700] * 4), start=40))
     index = index_of(join(head, *texts), config=CoreConfig())
     prompt = join(new_head, *(texts[i] for i in order), question)
     for reordered, wanted in (("compute", spliced), ("splice", {*order})):
         policy = CoreConfig(edit="in_place", reordered=reordered)
         plan = plan_of(index, prompt, options=PlanOptions(policy=policy))
-        starts = {i: len(new_head) + 400 * at for at, i in enumerate(order)}
+        starts = {i: len(new_head) + 700 * at for at, i in enumerate(order)}
         found = {
-            i for i, at in starts.items() if any(run.target_start < at + 300 < run.target_end for run in plan.runs)
+            i for i, at in starts.items() if any(run.target_start < at + 600 < run.target_end for run in plan.runs)
         }
         assert found == wanted
         assert (DropReason.REORDERED in plan.dropped) == (wanted != {*order})
@@ -192,13 +192,13 @@ def test_documents_in_another_order_are_computed(order: list[int], spliced: set[
 
 def test_a_run_behind_one_that_goes_gets_a_seam() -> None:
     """It went on in the context of that one."""
-    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 700, *[400] * 3), start=80))
+    head, new_head, question, *texts = (text(seed, n) for seed, n in enumerate((100, 60, 700, *[700] * 3), start=80))
     moved, kept, last = texts
     index = index_of(join(head, kept, moved), join(moved[-100:], last), config=CoreConfig(edit="in_place"))
     prompt = join(new_head, moved, last, kept, question)
     policies = (CoreConfig(edit="in_place", reordered=each) for each in ("splice", "compute"))
     found = [plan_of(index, prompt, options=PlanOptions(policy=policy)).runs for policy in policies]
     assert [[(run.target_start, run.seam_len) for run in runs] for runs in found] == [
-        [(316, 256), (460, 0), (924, 64)],
-        [(524, 64)],
+        [(572, 512), (760, 0), (1524, 64)],
+        [(824, 64)],
     ]
