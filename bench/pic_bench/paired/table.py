@@ -10,11 +10,10 @@ import numpy as np
 
 from pic_bench.paired.record import Record
 from pic_bench.report.markdown import Table
-from pic_bench.report.stats import most_lost
+from pic_bench.report.stats import MOST_KL, most_lost
 
 MOST_LOST: Final = 0.03
 """An arm may be this much below exact hits, by the upper bound."""
-MOST_KL: Final = 0.005
 
 
 class Loss(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pic_bench.paired.table import MOST_KL
+from pic_bench.report.stats import MOST_KL
 
 WIDTH, HEIGHT = 330, 300
 """Of a panel's plot, in pixels."""
