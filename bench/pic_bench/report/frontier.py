@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +14,10 @@ from pic_bench.report.stats import MOST_KL
 
 WIDTH, HEIGHT = 330, 300
 """Of a panel's plot, in pixels."""
-_LINE, _MOST_RIGHT = 14, 0.45
+_LINE: Final = 14
+"""Height of a text."""
+_MOST_RIGHT: Final = 0.45
+"""Computed share of an arm whose text is on its right."""
 LEAST_KL, LARGEST_KL = 1e-5, 3.0
 """The range of the logarithmic axis, nats a token; smaller ones are drawn at its end."""
 _EVERYWHERE: Final = {"exact": "exact hits", "seam-64": "default"}
@@ -70,7 +74,7 @@ def picture(records: Mapping[str, Any]) -> str:
     return template.render(panels=panels, ticks=ticks, bar=_y(MOST_KL), width=WIDTH, height=HEIGHT)
 
 
-def read(results: Any) -> dict[str, Any]:
+def read(results: Path) -> dict[str, Any]:
     """The records that the picture shows, from the folder of results."""
     return {name: json.loads((results / name).read_text("utf8")) for name in {panel.record for panel in PANELS}}
 
