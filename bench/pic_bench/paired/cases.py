@@ -334,7 +334,7 @@ class Cases:
                 return
 
     def _steps(self, kind: str, path: Path, num: int, make: MakePrompt) -> Iterator[Prompt]:
-        """The prompts of one trace of which the default splices something, of a few results of each session."""
+        """The prompts of one trace of which `most` splices `LEAST_SPLICED`, of a few results of each session."""
         sessions = list(load(str(path)))
         rng = random.Random(f"{kind}-{self.seed}")
         rng.shuffle(sessions)
@@ -352,7 +352,7 @@ class Cases:
                 gold = made.answer[:ANSWER_TOKENS]
                 prompt = self._made(kind, f"{session.session_id}-{at}", made.ids, [made.before], gold)
                 prompt = replace(prompt, whole=made.whole)
-                if prompt.plans["seam-64"].num_spliced:
+                if prompt.plans["most"].num_spliced >= LEAST_SPLICED:
                     taken += 1
                     yield prompt
                 if taken == _OF_A_SESSION:
