@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from pic_bench.report.page import THEME, render_text
 from pic_bench.report.stats import MOST_KL
 
 WIDTH, HEIGHT = 330, 300
@@ -70,8 +71,8 @@ def picture(records: Mapping[str, Any]) -> str:
     """The SVG; `records` are the experiment's summaries by their names in bench/results."""
     panels = [(panel.title, [*_points(records[panel.record]["losses"], panel)]) for panel in PANELS]
     ticks = [(f"{kl:g}", _y(kl)) for kl in (1e-4, 1e-3, 1e-2, 1e-1, 1.0)]
-    template = _TEMPLATES.get_template("frontier.svg.j2")
-    return template.render(panels=panels, ticks=ticks, bar=_y(MOST_KL), width=WIDTH, height=HEIGHT)
+    plots = {"panels": panels, "ticks": ticks, "bar": _y(MOST_KL), "width": WIDTH, "height": HEIGHT}
+    return render_text("frontier.svg.j2", theme=Markup(THEME), **plots)
 
 
 def read(results: Path) -> dict[str, Any]:
@@ -99,6 +100,3 @@ def _points(losses: Sequence[Mapping[str, Any]], panel: Panel) -> Iterator[Point
 def _y(kl: float) -> float:
     share = math.log(max(kl, LEAST_KL) / LEAST_KL) / math.log(LARGEST_KL / LEAST_KL)
     return HEIGHT * (1 - share)
-
-
-_TEMPLATES = Environment(loader=PackageLoader("pic_bench.report"), undefined=StrictUndefined, trim_blocks=True)
