@@ -45,6 +45,10 @@ _LEAST_UNSEEN = 96
 share one."""
 _MOST_COMPARED = 64
 """Tokens in a plan, in lengths of the prompt; contexts that are left then count as gone."""
+_SLACK = 16
+"""Part of the tokens by which more are compared than must differ."""
+_MOST_WAITING = 4
+"""Shifts of a donor's runs at which a part is compared before all of it is."""
 _FLAGS = 16
 """Flags that are counted at the cost of comparing a token."""
 
@@ -127,18 +131,35 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
 
 
 class _Sides:
-    """The tokens that a prompt and a donor's path share at some shifts: flags of both."""
+    """The tokens that a prompt and a donor's path share at some shifts: flags of both, made when they are needed."""
 
     def __init__(self, here: Tokens, there: Tokens) -> None:
         self._here, self._there = here, there
-        self.seen, self.known = np.zeros(len(here), bool), np.zeros(len(there), bool)
-        self._shifts = set[int]()
+        self.seen, self.known = np.empty(0, bool), np.empty(0, bool)
+        self._shifts, self._waiting = set[int](), {0}
+
+    def compare_last(self, shift: int, end: int) -> int:
+        """Compare the last text before `end`, as much as a third of the donor's context, at the shifts so far, none of
+        which is above 0; returns how many tokens that were if so much is new that most cannot be gone, else 0."""
+        self._waiting.add(shift)
+        least = -(-(end - shift) // _MOST_GONE)
+        start = end - least - least // _SLACK
+        if self._shifts or start < 0 or len(self._waiting) > _MOST_WAITING:
+            return 0
+        is_new = np.ones(end - start, bool)
+        for each in self._waiting:
+            there = self._there[start - each : end - each]
+            is_new[: len(there)] &= self._here[start : start + len(there)] != there
+        return len(is_new) * len(self._waiting) if np.count_nonzero(is_new) >= least else 0
 
     def compare(self, shifts: Iterable[int]) -> int:
         """Compare them at those of these shifts at which they were not; returns how many tokens that were."""
-        num = 0
-        for shift in {*shifts} - self._shifts:
-            self._shifts.add(shift)
+        if not self._shifts:
+            self.seen, self.known = np.zeros(len(self._here), bool), np.zeros(len(self._there), bool)
+        num, fresh = 0, {*shifts, *self._waiting} - self._shifts
+        self._waiting.clear()
+        self._shifts |= fresh
+        for shift in fresh:
             start, end = max(0, shift), min(len(self._here), len(self._there) + shift)
             if start < end:
                 num += end - start
@@ -172,9 +193,12 @@ class _Contexts:
         sides = self._sides.get(run.donor)
         if sides is None:
             sides = self._sides[run.donor] = _Sides(self._tokens, run.donor.tokens(self._lasts[run.donor]))
-        shifts = list(self._shifts)[-_MOST_SHIFTS:] if is_near else [run.shift]
-        self._left -= sides.compare([0, *shifts]) + run.target_start // _FLAGS
         begin = run.target_start - run.seam_len
+        if not is_near and (num := sides.compare_last(run.shift, begin)):
+            self._left -= num
+            return _Unlike.NONE
+        shifts = list(self._shifts)[-_MOST_SHIFTS:] if is_near else [run.shift]
+        self._left -= sides.compare(shifts) + run.target_start // _FLAGS
         seen, known = sides.seen[:begin], sides.known[: begin - run.shift]
         num_foreign, num_unseen, num_near = (
             len(each) - int(np.count_nonzero(each)) for each in (known, seen, seen[-num_before:])

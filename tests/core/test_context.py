@@ -125,15 +125,21 @@ def test_after_another_text_that_is_far_from_the_end_only_the_end_is_computed() 
     assert (run.target_start, run.target_end) == (400 + 64, 400 + 1500 + 10 - 512)
 
 
-@pytest.mark.parametrize(("num_old", "num_new", "seam"), [(910, 300, 512), (890, 300, 64), (130, 0, 512), (120, 0, 64)])
+@pytest.mark.parametrize("num_asked", [10, 650])
+@pytest.mark.parametrize(
+    ("num_old", "num_new", "num_same", "seam"),
+    [(910, 300, 0, 512), (890, 300, 0, 64), (130, 0, 0, 512), (120, 0, 0, 64), (790, 300, 60, 512), (770, 300, 60, 64)],
+)
 def test_behind_text_that_is_gone_a_seam_is_longer_however_far_the_end_is(
-    num_old: int, num_new: int, seam: int
+    num_old: int, num_new: int, num_same: int, seam: int, num_asked: int
 ) -> None:
-    """A summary of some tokens stands in the place of others, more than three times as many."""
-    far, old = text(24, 1500), text(25, 1000)
-    index = index_of(join(SHARED[:100], old[:num_old], far), config=CoreConfig(max_field_tokens=0))
-    run = plan_of(index, SHARED[:100], NOW[:num_new], far, NOW[-10:]).runs[-1]
-    end, tail = 100 + num_new + 1500 + 10, 512 if num_old > 128 else 64
+    """A summary of some tokens stands in the place of others, more than three times as many; it quotes some."""
+    far, old, new = text(24, 1500), text(25, 1000)[:num_old], NOW[:num_new].copy()
+    if num_same:
+        new[-100 : num_same - 100] = old[-100 : num_same - 100]
+    index = index_of(join(SHARED[:100], old, far), config=CoreConfig(max_field_tokens=0))
+    run = plan_of(index, SHARED[:100], new, far, NOW[-num_asked:]).runs[-1]
+    end, tail = 100 + num_new + 1500 + num_asked, max(512 if num_old > 128 and num_asked == 10 else 64, num_asked)
     assert (run.target_start, run.target_end) == (100 + num_new + seam, end - tail)
 
 
