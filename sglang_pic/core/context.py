@@ -205,8 +205,6 @@ class _Contexts:
         )
         if num_foreign > max(_LIKE_TOKENS, _MOST_GONE * num_unseen):
             return _Unlike.GONE
-        if not is_near:
-            return _Unlike.NONE
-        if num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * begin):
+        if is_near and (num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * begin)):
             return _Unlike.OTHER
-        return _Unlike.NEAR if num_near >= _LEAST_UNSEEN else _Unlike.NONE
+        return _Unlike.NEAR if is_near and num_near >= _LEAST_UNSEEN else _Unlike.NONE
