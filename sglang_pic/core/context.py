@@ -14,6 +14,7 @@ Three kinds of runs are different (bench/results/study/context.md):
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -37,7 +38,7 @@ _LIKE_TOKENS = 128
 """Contexts are other texts if a donor's has more tokens that the prompt lacks, or lacks more and `_MOST_UNSEEN`."""
 _MOST_UNSEEN = 1 / 2
 """Share of the text before a run."""
-_MOST_GONE = 3
+_MOST_GONE = 2.6
 """Another text is gone if the donor's context has so many tokens that the prompt lacks for each of the prompt's tokens
 that it lacks."""
 _LEAST_UNSEEN = 96
@@ -142,7 +143,7 @@ class _Sides:
         """Compare the last text before `end`, as much as a third of the donor's context, at the shifts so far, none of
         which is above 0; returns how many tokens that were if so much is new that most cannot be gone, else 0."""
         self._waiting.add(shift)
-        least = -(-(end - shift) // _MOST_GONE)
+        least = math.ceil((end - shift) / _MOST_GONE)
         start = end - least - least // _SLACK
         if self._shifts or start < 0 or len(self._waiting) > _MOST_WAITING:
             return 0
@@ -185,7 +186,7 @@ class _Contexts:
         # The last one is the likeliest.
         self._shifts.pop(run.shift, None)
         self._shifts[run.shift] = None
-        if not is_near and -run.shift <= _LIKE_TOKENS - _LIKE_TOKENS // _MOST_GONE:
+        if not is_near and -run.shift <= _LIKE_TOKENS - _LIKE_TOKENS / _MOST_GONE:
             # By the lengths alone: a donor's context is longer than that if text of it is gone.
             return _Unlike.NONE
         if self._left < 0:

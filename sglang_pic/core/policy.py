@@ -53,7 +53,7 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "less than half of the prompt's text; at least `tail_tokens`, and 0 if that is 0. A run that begins within "
         "twice this length of the end has half this length computed at its start, if its donor read a different text "
         "or lacks 96 or more of as many tokens before it. Of any run behind text that is gone (more than 128 of the "
-        "donor's tokens, and three for each that the prompt has in their place) all of this length is computed there.",
+        "donor's tokens, and 2.6 for each that the prompt has in their place) all of this length is computed there.",
     ] = 512
     reordered: Annotated[
         Literal["compute", "attend", "splice"],
