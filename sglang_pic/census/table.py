@@ -94,9 +94,9 @@ def render(census: Census, config: CoreConfig) -> str:
     return as_text(*parts, *_notes(census), *_words(told, config))
 
 
-def as_text(*parts: RenderableType, width: int = WIDTH) -> str:
-    """Tables and sentences as lines of at most `width` columns; figures are never cut, so a table may be wider."""
-    width = max(width, *(_least_width(part) for part in parts if isinstance(part, Table)), 0)
+def as_text(*parts: RenderableType) -> str:
+    """Tables and sentences as lines of at most `WIDTH` columns; figures are never cut, so a table may be wider."""
+    width = max(WIDTH, *(_least_width(part) for part in parts if isinstance(part, Table)), 0)
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as text:
         console.print(*parts, sep="\n")
@@ -107,8 +107,7 @@ def as_text(*parts: RenderableType, width: int = WIDTH) -> str:
 def _least_width(table: Table) -> int:
     """The width that a table without a frame needs for the columns that are not wrapped."""
     widths = [
-        column.width
-        or (max(map(len, map(str, (column.header, *column.cells)))) if column.no_wrap else column.min_width or 1)
+        max(map(len, map(str, (column.header, *column.cells)))) if column.no_wrap else column.min_width or 1
         for column in table.columns
     ]
     return sum(widths) + 2 * (len(widths) - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
@@ -20,16 +20,15 @@ from sglang_pic.census.inputs import (
     read_sessions,
     with_progress,
 )
-from sglang_pic.census.simulate import simulate
-from sglang_pic.explain.bolder import Bolder
+from sglang_pic.census.simulate import Cache, simulate
 from sglang_pic.explain.grouping import Findings
 from sglang_pic.output import write_whole
 
 _NUM_CAUSES = 8
 _NUM_TITLES = 3
 _NUM_ADVICE = 3
-_MIN_TEXT = 12
-"""Columns of a terminal that a text of the table has at least."""
+_MUCH = 0.01
+"""A bolder setting that splices this share of all prompt tokens more is worth a line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,14 +67,18 @@ def run(args: argparse.Namespace) -> int:
         "--edit in_place": policy_of(args, edit="in_place"),
         "--preset balanced": policy_of(args, preset="balanced"),
     }
-    bolder = Bolder(encoder, {flag: other for flag, other in others.items() if other != config})
-    findings = Findings()
+    findings, spliced, caches, file = Findings(), Counter[str](), dict[str, Cache](), None
     sources = ((file, read_sessions(file, args.limit_sessions, reader=reader)) for file in args.files)
     outcomes = islice(simulate(sources, encoder, config=config, passed=passed), num_calls)
     for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
         findings.add(outcome)
-        bolder.add(outcome)
-    gains = bolder.gains(findings.figures)
+        if file != outcome.ref.file:
+            file = outcome.ref.file
+            caches = {flag: Cache(other, encoder) for flag, other in others.items() if other != config}
+        for flag, cache in caches.items():
+            spliced[flag] += cache.serve(outcome.ref, outcome.agent, outcome.encoded).num_chunk_hit
+    least = findings.figures.chunk_tokens + _MUCH * findings.figures.prompt_tokens
+    gains = [(flag, count) for flag, count in spliced.items() if count >= least]
     text = page.html_page(findings, _title(args.files), encoder.name, gains, is_exact=encoder.is_exact)
     write_whole(out, text.encode())
     _print_causes(findings, gains)
@@ -129,22 +132,15 @@ def _print_causes(findings: Findings, gains: Sequence[tuple[str, int]]) -> None:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """The figures whole, and the two texts in what is left of the terminal's width."""
     from rich.table import Table
 
-    from sglang_pic.census.table import WIDTH, as_text
+    from sglang_pic.census.table import as_text
 
     table = Table(
         "lost", "spliced", "guarded", "calls", "what broke the prefix", "worst place", box=None, pad_edge=False
     )
+    for column in table.columns[:4]:
+        column.justify, column.no_wrap = "right", True
     for row in rows:
         table.add_row(*row)
-    widths = [max(map(len, map(str, (column.header, *column.cells)))) for column in table.columns]
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-    left = max(2 * _MIN_TEXT, width - sum(widths[:-2]) - 2 * (len(widths) - 1))
-    widths[-2] = min(widths[-2], left - min(widths[-1], left // 2))
-    widths[-1] = min(widths[-1], left - widths[-2])
-    for number, column in enumerate(table.columns):
-        column.width, column.no_wrap, column.overflow = widths[number], True, "ellipsis"
-        column.justify = "right" if number < len(widths) - 2 else "left"
-    return as_text(table, width=width)
+    return as_text(table)
