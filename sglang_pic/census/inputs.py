@@ -12,23 +12,20 @@ from typing import get_args
 from pic_traces import Session, load
 from pic_traces.clock import split_clock
 from pic_traces.custom import CustomReader, add_reader_argument, custom_reader
-from pic_traces.encode import model_folder
 from pic_traces.logs import Passed
 from pic_traces.source import TRACE_HELP, log_files
 from tqdm import tqdm
 
 from sglang_pic.census.outcome import Outcome
-from sglang_pic.census.state_config import ModelStates, model_states
-from sglang_pic.census.states import StateRules
 from sglang_pic.core import CoreConfig, ReusePolicy, with_preset
 from sglang_pic.errors import ConfigError
 from sglang_pic.output import output_path
 from sglang_pic.settings import settings_of
 
 
-def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP) -> None:
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """Add FILE, --reader, --tokenizer, --strict, --limit-sessions and --quiet."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help=files)
+    parser.add_argument("files", nargs="+", metavar="FILE", help=TRACE_HELP)
     add_reader_argument(parser)
     parser.add_argument(
         "--tokenizer",
@@ -57,17 +54,6 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, dest=name, choices=choices, help=text)
         else:
             group.add_argument(flag, dest=name, type=int, metavar="N", help=text)
-
-
-def state_rules_of(tokenizer: str | None) -> StateRules:
-    """The rules for recurrent states of a model, as its configuration says; linear attention's without a model.
-
-    Raises:
-        ConfigError: the model's configuration cannot be read.
-        TraceError: there is no such model.
-    """
-    model = ModelStates() if tokenizer is None else model_states(model_folder(tokenizer))
-    return StateRules(strategy=model.strategy, mamba_chunk_size=model.mamba_chunk_size)
 
 
 def policy_of(args: argparse.Namespace, **changed: str) -> CoreConfig:

@@ -40,11 +40,6 @@ class RunSpan(NamedTuple):
     context: Context = Context.SAME
     """How the text before the donor's rows differs from the text before the run."""
 
-    @property
-    def is_behind_change(self) -> bool:
-        """Whether a field before the run has another value than before the donor."""
-        return self.context is Context.CHANGED
-
 
 class ChangedField(NamedTuple):
     """A field at tokens `[start, end)` of the prompt whose value differs from that before a run's donor."""
@@ -96,7 +91,7 @@ class Outcome:
     @property
     def num_behind_change(self) -> int:
         """Tokens spliced after a changed field."""
-        return sum(run.end - run.start for run in self.runs if run.is_behind_change)
+        return sum(run.end - run.start for run in self.runs if run.context is Context.CHANGED)
 
     @property
     def num_guarded(self) -> int:

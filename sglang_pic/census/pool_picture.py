@@ -27,7 +27,8 @@ def picture(pools: Pools) -> str:
         return f"{_BOTTOM - (_BOTTOM - _TOP) * tokens / pools.prompt_tokens:.1f}"
 
     title = "Prompt tokens by their source, by the tokens of the KV pool"
-    parts = [f"<style>{_palette()}{_STYLE}</style>", f'<text class="bold" x="{_LEFT}" y="18">{title}</text>']
+    palette = (files("sglang_pic.explain") / "assets/palette.css").read_text(encoding="utf-8")
+    parts = [f"<style>{palette}{_STYLE}</style>", f'<text class="bold" x="{_LEFT}" y="18">{title}</text>']
     tops = {
         "computed": [pools.prompt_tokens for _ in counted],
         "spliced": [pool.hits for pool in counted],
@@ -50,7 +51,3 @@ def picture(pools: Pools) -> str:
         parts.append(f'<text class="middle" x="{x(knee)}" y="{_TOP - 8}">{KNEE:.0%} of an unlimited cache</text>')
     frame = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" style="max-width:100%;height:auto"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {frame} role="img">{"".join(parts)}</svg>\n'
-
-
-def _palette() -> str:
-    return (files("sglang_pic.explain") / "assets/palette.css").read_text(encoding="utf-8")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pic_traces.encode import load_encoder
-from pic_traces.source import TRACE_HELP
+from pic_traces.encode import load_encoder, model_folder
 
 from sglang_pic.census.inputs import (
     add_input_arguments,
     add_policy_arguments,
     check_inputs,
     policy_of,
-    state_rules_of,
     with_progress,
 )
 from sglang_pic.census.pool_picture import picture
 from sglang_pic.census.simulate import CacheScope
+from sglang_pic.census.state_config import state_rules
+from sglang_pic.census.states import StateRules
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.errors import ConfigError
@@ -26,7 +26,7 @@ from sglang_pic.output import write_whole
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic census`."""
-    add_input_arguments(parser, TRACE_HELP)
+    add_input_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON instead of tables")
     parser.add_argument(
         "--upper-bound",
@@ -73,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
 
     reader = check_inputs(args)
     _check_pool(args)
-    config = policy_of(args)
+    config, states = policy_of(args), None
+    if args.hybrid:
+        states = StateRules() if args.tokenizer is None else state_rules(model_folder(args.tokenizer))
     survey = Survey(
         args.files,
         encoder=load_encoder(args.tokenizer),
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         make_search=WindowSearch if args.upper_bound else None,
         is_strict=args.strict,
         reader=reader,
-        states=state_rules_of(args.tokenizer) if args.hybrid else None,
+        states=states,
         side_by_side=args.sessions,
         pool=args.pool,
     )

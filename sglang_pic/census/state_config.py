@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_pic.census.states import Strategy
+from sglang_pic.census.states import StateRules, Strategy
 from sglang_pic.errors import ConfigError
 
 NO_BUFFER_ARCHITECTURES: Final = frozenset(
@@ -35,32 +35,24 @@ _MAMBA_2: Final = {
 }
 
 
-class ModelStates(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's part of `StateRules`; the defaults are those of linear attention."""
-
-    strategy: Strategy = Strategy.EXTRA_BUFFER
-    """The choice of SGLang's `auto`, unless overlap is off and pages are 1."""
-    mamba_chunk_size: int = 64
-
-
-def model_states(folder: Path) -> ModelStates:
-    """Read a model's folder.
+def state_rules(folder: Path) -> StateRules:
+    """The rules of a server of a model, with the choice of SGLang's `auto`, unless overlap is off and pages are 1.
 
     Args:
-        folder: with a `config.json`; without one the defaults are returned.
+        folder: with a `config.json`; without one the rules are those of linear attention.
 
     Raises:
         ConfigError: the file is not a JSON object, or the chunk size not a number.
     """
     path = folder / "config.json"
     if not path.is_file():
-        return ModelStates()
+        return StateRules()
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: not a model's configuration ({error}).") from error
     no_buffer = NO_BUFFER_ARCHITECTURES.intersection(config.get("architectures") or ())
-    return ModelStates(
+    return StateRules(
         strategy=Strategy.NO_BUFFER if no_buffer else Strategy.EXTRA_BUFFER,
         mamba_chunk_size=_chunk_size(config, path),
     )

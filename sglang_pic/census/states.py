@@ -75,11 +75,6 @@ class StateTree:
         # The nodes with a state at their end, by serial.
         self._kept: dict[int, Node] = {}
 
-    @property
-    def depths(self) -> list[int]:
-        """How deep each state is, ascending; none is ever evicted."""
-        return sorted(node.end for node in self._kept.values())
-
     def serve(self, path: Tokens, prompt_len: int) -> StateHit:
         """Match a prompt, compute the rest of it and the answer, and keep states on the way.
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from pic_traces.custom import CustomReader
 from pic_traces.encode.encoded import Encoder
 from pic_traces.logs import Passed
 from pic_traces.session import Session
 
-from sglang_pic.census.hybrid import Hybrid
 from sglang_pic.census.inputs import read_sessions
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.pools import PoolCensus
 from sglang_pic.census.simulate import CacheScope, simulate
-from sglang_pic.census.states import StateRules
-from sglang_pic.census.tally import Census, Tally
+from sglang_pic.census.states import StateRules, StateTree
+from sglang_pic.census.tally import Census, FileCounts, Tally
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import CoreConfig
 
@@ -55,7 +55,8 @@ class Survey:
     _tallies: dict[str, Tally] = field(default_factory=dict)
     _total: Tally = field(default_factory=Tally)
     _search: WindowSearch | None = None
-    _hybrid: Hybrid | None = None
+    _trees: Mapping[str, StateTree] = field(default_factory=dict)
+    """Of a hybrid model's server, with SGLang's states and with checkpoints, by the names of `HybridCounts`."""
     _pools: PoolCensus | None = None
 
     def __post_init__(self) -> None:
@@ -93,22 +94,20 @@ class Survey:
             passed=self._passed or None,
         )
         for outcome in outcomes:
-            repeated = None
+            path, prompt_len, repeated = outcome.encoded.path, len(outcome.encoded.tokens), None
             if self._search is not None:
-                encoded = outcome.encoded
-                repeated = self._search.observe(
-                    encoded.path, prompt_len=len(encoded.tokens), prefix_len=outcome.stored_len
-                )
-            hit = None if self._hybrid is None else self._hybrid.observe(outcome)
+                repeated = self._search.observe(path, prompt_len=prompt_len, prefix_len=outcome.stored_len)
+            hybrid = {name: tree.serve(path, prompt_len).state_len for name, tree in self._trees.items()}
             if self._pools is not None:
                 self._pools.observe(outcome)
-            self._tallies[outcome.ref.file].add(outcome, repeated, hit)
-            self._total.add(outcome, repeated, hit)
+            self._tallies[outcome.ref.file].add(outcome, repeated, hybrid)
+            self._total.add(outcome, repeated, hybrid)
             yield outcome
 
     def result(self) -> Census:
         """The counts so far, of the files that were started."""
-        files = [tally.counts(self.encoder, self._note(file)).of_file(file) for file, tally in self._tallies.items()]
+        counted = [(file, tally.counts(self.encoder, self._note(file))) for file, tally in self._tallies.items()]
+        files = [FileCounts(file=file, **msgspec.structs.asdict(counts)) for file, counts in counted]
         self._total.is_complete = len(files) == len(self.files) and all(c.detail.is_complete for c in files)
         total = self._total.counts(self.encoder, "; ".join(self.encoder.notes) or None)
         pools = None if self._pools is None else self._pools.result()
@@ -127,8 +126,9 @@ class Survey:
         for file in self.files:
             if self.make_search is not None and (self._search is None or self.scope is CacheScope.FILE):
                 self._search = self.make_search()
-            if self.states is not None and (self._hybrid is None or self.scope is CacheScope.FILE):
-                self._hybrid = Hybrid(self.states)
+            if self.states is not None and (not self._trees or self.scope is CacheScope.FILE):
+                placed = StateTree(self.states, chooses=True)
+                self._trees = {"state_tokens": StateTree(self.states), "placed_tokens": placed}
             if self._pools is not None and self.scope is CacheScope.FILE:
                 self._pools.begin_cache()
             tally = self._tallies[file] = Tally()

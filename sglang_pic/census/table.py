@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from sglang_pic.census.pools import KNEE, Pool, Pools
-from sglang_pic.census.tally import Census, Counts, RunLengths
+from sglang_pic.census.tally import Census, Counts
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
 
@@ -33,7 +33,6 @@ _SOURCES: _Columns = (
 _RUNS: _Columns = (
     ("recovered", lambda counts: percent(counts.recovered)),
     ("runs/call", lambda counts: f"{counts.runs / counts.calls:.2f}"),
-    ("run p10/p50/p90", lambda counts: _lengths(counts.detail.run_lengths)),
     ("same session", lambda counts: percent(ratio(counts.detail.chunk_tokens_same_session, counts.chunk_tokens))),
     ("another", lambda counts: percent(ratio(counts.detail.chunk_tokens_other_session, counts.chunk_tokens))),
 )
@@ -80,8 +79,6 @@ def render(census: Census, config: CoreConfig) -> str:
         parts += _pools(census.pools)
     if told:
         parts += _table("Spliced tokens: their runs, and the sessions that computed them", told, _RUNS)
-    if any(counts.detail.chunk_tokens_by_role for _, counts in told):
-        parts += _table("Spliced tokens: the messages that contain them", told, [("", _roles)])
     if any(counts.detail.changed_fields.fields for _, counts in told):
         title = "Changed fields: their values differ from those when the tokens after them were computed"
         parts += _table(title, told, _CHANGES)
@@ -172,12 +169,12 @@ def _pools(found: Pools) -> list[RenderableType]:
 
 
 def _table(title: str, rows: _Rows, columns: _Columns) -> list[RenderableType]:
-    table = Table(box=None, pad_edge=False, show_header=any(header for header, _ in columns))
+    table = Table(box=None, pad_edge=False)
     # A name that is too long goes on in the next line: generators and numbered files differ at the end.
     name_width = max(len(name) for name, _ in rows)
     table.add_column(overflow="fold", min_width=min(name_width, _MIN_NAME_WIDTH), max_width=_MAX_NAME_WIDTH)
     for header, _ in columns:
-        table.add_column(header, justify="right" if header else "left", no_wrap=bool(header))
+        table.add_column(header, justify="right", no_wrap=True)
     for name, counts in rows:
         table.add_row(name, *(cell(counts) for _, cell in columns))
     return [title, table, ""]
@@ -237,20 +234,10 @@ def _never_spliced(config: CoreConfig) -> list[str]:
     return reasons
 
 
-def _roles(counts: Counts) -> str:
-    roles, chunk = counts.detail.chunk_tokens_by_role, counts.chunk_tokens
-    # A share that would read 0.0% is left out.
-    return ", ".join(f"{role} {tokens / chunk:.1%}" for role, tokens in roles.items() if tokens * 2000 >= chunk) or "-"
-
-
 def _repeated(counts: Counts) -> tuple[int | None, int | None]:
     """The upper bound: tokens in repeated windows outside the prefix, and in those entirely after it."""
     bound = counts.detail.upper_bound
     return (None, None) if bound is None else (bound.tokens, bound.tokens_behind)
-
-
-def _lengths(lengths: RunLengths | None) -> str:
-    return _MISSING if lengths is None else f"{lengths.p10:,} / {lengths.p50:,} / {lengths.p90:,}"
 
 
 def _share(count: int | None, total: int) -> str:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 from pic_traces.encode.encoded import Encoder
 
-from sglang_pic.census.hybrid import HybridCounts
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.pools import Pools
 from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
 _SAME_EXACT, _SAME_WORDS = 0.03, 0.12
 """Differences between counted and recorded tokens that are not worth a word. Words: the stand-in's own error."""
-
-
-class RunLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Percentiles of the tokens of a run (nearest rank)."""
-
-    p10: int
-    p50: int
-    p90: int
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class UpperBound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +29,15 @@ class UpperBound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Prompt tokens that lie in a window seen before; the window may begin in the prefix."""
     tokens_behind: int
     """Prompt tokens in such a window that lies entirely after the prefix."""
+
+
+class HybridCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prompt tokens that a hybrid model's prefix cache serves."""
+
+    state_tokens: int
+    """With the states that SGLang keeps; a model without state is served `prefix_tokens`."""
+    placed_tokens: int
+    """With states where `Checkpoints` has them kept, in the place of others."""
 
 
 class ChangedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,12 +66,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Prompt tokens of the same calls as counted here."""
     tokenizer: str
     tokenizer_exact: bool
-    run_lengths: RunLengths | None = None
-    """None if there is no run."""
     chunk_tokens_same_session: int
     chunk_tokens_other_session: int
-    chunk_tokens_by_role: dict[str, int]
-    """Spliced tokens by the role of their message; `template` for tokens between messages."""
     changed_fields: ChangedFields
     inherited_calls: int
     """Calls without a run whose exact prefix has approximate rows: spliced for earlier calls, or computed after such
@@ -98,10 +96,6 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         misses = self.chunk_tokens + self.new_tokens
         return self.chunk_tokens / misses if misses else None
 
-    def of_file(self, file: str) -> FileCounts:
-        """The same counts with the name of their file."""
-        return FileCounts(file=file, **msgspec.structs.asdict(self))
-
 
 class FileCounts(Counts, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The counts of one FILE of the command line."""
@@ -126,13 +120,14 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(slots=True)
 class Tally:
-    """Adds up outcomes. Memory grows only with sessions, distinct run lengths and roles."""
+    """Adds up outcomes. Memory grows only with sessions."""
 
     is_complete: bool = False
     calls: int = 0
     prompt_tokens: int = 0
     prefix_tokens: int = 0
     chunk_tokens: int = 0
+    runs: int = 0
     same_session_tokens: int = 0
     changed_calls: int = 0
     changed_fields: int = 0
@@ -144,10 +139,10 @@ class Tally:
     recorded_tokens: int = 0
     compared_tokens: int = 0
     """As counted, of the calls whose length is recorded in the log."""
-    repeated: Repeated | None = None
-    hybrid: HybridCounts | None = None
-    run_lengths: Counter[int] = field(default_factory=Counter)
-    roles: Counter[str] = field(default_factory=Counter)
+    repeated: Counter[str] = field(default_factory=Counter)
+    """By the names of `UpperBound`; empty without a search."""
+    hybrid: Counter[str] = field(default_factory=Counter)
+    """By the names of `HybridCounts`; empty for other models."""
     _sessions: set[tuple[str, str]] = field(default_factory=set)
 
     @property
@@ -155,13 +150,13 @@ class Tally:
         """Sessions with a counted call; the template may refuse the first one of a session."""
         return len(self._sessions)
 
-    def add(self, outcome: Outcome, repeated: Repeated | None = None, hit: HybridCounts | None = None) -> None:
+    def add(self, outcome: Outcome, repeated: Repeated | None = None, hybrid: Mapping[str, int] = _NOTHING) -> None:
         """Count one call.
 
         Args:
             outcome: the call.
             repeated: the repeated tokens that the upper bound found; None if there was no search.
-            hit: the hit of a hybrid model's server; None for other models.
+            hybrid: the hits of a hybrid model's server, by the names of `HybridCounts`; empty for other models.
         """
         self._sessions.add((outcome.ref.file, outcome.ref.session))
         self.calls += 1
@@ -178,19 +173,12 @@ class Tally:
             self.recorded_calls += 1
             self.recorded_tokens += outcome.recorded_len
             self.compared_tokens += len(outcome.encoded.tokens)
-        parts = outcome.encoded.parts if outcome.runs else ()
-        for run in outcome.runs:
-            num_tokens = run.end - run.start
-            self.run_lengths[num_tokens] += 1
-            self.same_session_tokens += num_tokens * run.donor.is_same_session(outcome.ref)
-            at = max(0, bisect_right(parts, run.start, key=lambda part: part.start) - 1)
-            while at < len(parts) and parts[at].start < run.end:
-                self.roles[parts[at].role] += min(parts[at].end, run.end) - max(parts[at].start, run.start)
-                at += 1
+        self.runs += len(outcome.runs)
+        own = (run for run in outcome.runs if run.donor.is_same_session(outcome.ref))
+        self.same_session_tokens += sum(run.end - run.start for run in own)
         if repeated is not None:
-            self.repeated = repeated.plus(self.repeated or Repeated())
-        if hit is not None:
-            self.hybrid = hit.plus(self.hybrid or HybridCounts())
+            self.repeated.update(tokens=repeated.num, tokens_behind=repeated.num_behind)
+        self.hybrid.update(hybrid)
 
     def difference(self, *, is_exact: bool) -> str | None:
         """A warning if the counted tokens differ from the recorded ones; None if they agree.
@@ -218,7 +206,7 @@ class Tally:
             prefix_tokens=self.prefix_tokens,
             chunk_tokens=self.chunk_tokens,
             new_tokens=self.prompt_tokens - self.prefix_tokens - self.chunk_tokens,
-            runs=self.run_lengths.total(),
+            runs=self.runs,
             detail=Detail(
                 is_complete=self.is_complete,
                 note=note,
@@ -226,10 +214,8 @@ class Tally:
                 compared_tokens=self.compared_tokens or None,
                 tokenizer=encoder.name,
                 tokenizer_exact=encoder.is_exact,
-                run_lengths=_percentiles(self.run_lengths),
                 chunk_tokens_same_session=self.same_session_tokens,
                 chunk_tokens_other_session=self.chunk_tokens - self.same_session_tokens,
-                chunk_tokens_by_role=dict(self.roles.most_common()),
                 changed_fields=ChangedFields(
                     calls=self.changed_calls,
                     fields=self.changed_fields,
@@ -238,17 +224,7 @@ class Tally:
                     aged_calls=self.aged_calls,
                 ),
                 inherited_calls=self.inherited_calls,
-                upper_bound=self.repeated
-                and UpperBound(window_len=WINDOW_LEN, tokens=self.repeated.num, tokens_behind=self.repeated.num_behind),
-                hybrid=self.hybrid,
+                upper_bound=UpperBound(window_len=WINDOW_LEN, **self.repeated) if self.repeated else None,
+                hybrid=HybridCounts(**self.hybrid) if self.hybrid else None,
             ),
         )
-
-
-def _percentiles(lengths: Counter[int]) -> RunLengths | None:
-    ordered = sorted(lengths.elements())
-    if not ordered:
-        return None
-    # Rounded up in integers: the nearest rank, exactly.
-    p10, p50, p90 = (ordered[-(-percent * len(ordered) // 100) - 1] for percent in (10, 50, 90))
-    return RunLengths(p10=p10, p50=p50, p90=p90)

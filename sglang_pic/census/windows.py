@@ -23,14 +23,10 @@ _FACTOR = 0x9E3779B97F4A7C15
 class Repeated(NamedTuple):
     """Prompt tokens outside the prefix that lie in a window seen before."""
 
-    num: int = 0
+    num: int
     """Tokens in any such window; the window may begin in the prefix."""
-    num_behind: int = 0
+    num_behind: int
     """Tokens in such a window that lies entirely after the prefix."""
-
-    def plus(self, other: Repeated) -> Repeated:
-        """The sums."""
-        return Repeated(self.num + other.num, self.num_behind + other.num_behind)
 
 
 class WindowSearch:

@@ -141,7 +141,7 @@ class Client:
             match = re.match(r"sglang:pic_(\w+?)(?:_total)?\{(.*)\} (\S+)$", line)
             of_rank = self.dp_rank is None or f'dp_rank="{self.dp_rank}"' in line
             if match and of_rank and not match[1].endswith("_created"):
-                label = re.search(r'(?:source|reason|context|nonce)="([\w-]+)"', match[2])
+                label = re.search(r'(?:source|reason|context|nonce|event)="([\w-]+)"', match[2])
                 found[f"{match[1]}:{label[1]}" if label else match[1]] = float(match[3])
         return found
 

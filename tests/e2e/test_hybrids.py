@@ -50,8 +50,9 @@ def test_hybrids_hit_at_a_fork_a_prompt_earlier_and_answer_as_stock(
     assert [answer.cached_tokens for answer in expected] == [0, 0, _FORK] * 3
     assert [answer.cached_tokens for answer in answers] == [0, 0, _FORK, *[0, _FORK, _FORK] * 2]
     assert states_in_tree(client) <= num_states
-    report = {"num_asked": 2, "num_kept": 2, "num_hits": 4, "num_faults": 0}
-    assert client.internal_state()["checkpoints"] == report
+    counters = client.counters()
+    found = [counters[f"state_checkpoints:{event}"] for event in ("asked", "kept", "hit", "fault")]
+    assert found == [2, 2, 4, 0]
 
     with ThreadPoolExecutor(6) as pool:
         again = list(pool.map(lambda job: _generate(client, *job), enumerate([*prompts, *prompts])))
@@ -59,7 +60,7 @@ def test_hybrids_hit_at_a_fork_a_prompt_earlier_and_answer_as_stock(
     assert [ids for ids in again if ids is not None] == [ids for i, ids in enumerate(told) if not _is_aborted(i)]
     client.flush()
     assert client.generate(prompts[0], max_new_tokens=12).cached_tokens == 0
-    assert client.internal_state()["checkpoints"]["num_faults"] == 0
+    assert client.counters()["state_checkpoints:fault"] == 0
     assert client.faults() == ""
 
 

@@ -53,8 +53,8 @@ def create_cache(
     hook(__name__, "Req.__init__", on_request)
     modes.install()
     reports: dict[str, Callable[[], msgspec.Struct]] = {"prefix_only": lambda: report, "modes": modes.report}
-    if config.checkpoints and (states := state_checkpoints.install(ctx, labels)) is not None:
-        reports["checkpoints"] = states.report
+    if config.checkpoints:
+        state_checkpoints.install(ctx, labels)
     server_info.install(config, reports, dict, get_parallel().dp_rank)
     apply_hooks()
     if ctx.tp_rank == 0:

@@ -9,11 +9,10 @@ what SGLang computes.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import msgspec
 from sglang.srt.runtime_context import get_schedule
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
@@ -49,15 +48,6 @@ METRICS: Final = (EVENTS,)
 _MAX_KEPT: Final = 4096
 
 
-class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of `/server_info` about states at places of our choice, since the server started."""
-
-    num_asked: int
-    num_kept: int
-    num_hits: int
-    num_faults: int
-
-
 class StateCheckpoints:
     """The places of one scheduler rank; every rank chooses the same.
 
@@ -69,7 +59,8 @@ class StateCheckpoints:
 
     def __init__(self, places: Checkpoints, grid: int, series: Series) -> None:
         self._places, self._grid, self._series = places, grid, series
-        self._counts = Counter[str]()
+        self._is_off = False
+        """Whether an exception has left the choice to SGLang."""
         self._kept = OrderedDict[int, None]()
         """The last places where a state was kept, by a hash of namespace and tokens before it."""
 
@@ -79,11 +70,6 @@ class StateCheckpoints:
         entry = original(batch, req)
         self._guarded(self._note, req)
         return entry
-
-    def report(self) -> CheckpointReport:
-        """What was counted so far."""
-        asked, kept, hits, faults = (self._counts[event] for event in (ASKED, KEPT, HIT, FAULT))
-        return CheckpointReport(num_asked=asked, num_kept=kept, num_hits=hits, num_faults=faults)
 
     def _choose(self, req: StatefulReq) -> None:
         """Before a request's first pass: learn from its prompt, and ask for its place."""
@@ -95,12 +81,12 @@ class StateCheckpoints:
             return
         prompt, namespace = as_tokens(req.origin_input_ids), _namespace(req)
         if req.prefix_len and _name(prompt[: req.prefix_len], namespace) in self._kept:
-            self._count(HIT)
+            self._series.add(EVENTS, value=HIT)
         stock = req.mamba_branching_seqlen
         place = self._places.choose(prompt, req.prefix_len, stock, namespace)
         if place is not None and place != stock:
             req.pic = req.mamba_branching_seqlen = place
-            self._count(ASKED)
+            self._series.add(EVENTS, value=ASKED)
 
     def _note(self, req: StatefulReq) -> None:
         """After SGLang's choice: whether this pass keeps its state at our place."""
@@ -109,24 +95,21 @@ class StateCheckpoints:
             return
         req.pic = None
         if req.kv.mamba_last_track_seqlen == place:
-            self._count(KEPT)
+            self._series.add(EVENTS, value=KEPT)
             self._kept[_name(as_tokens(req.origin_input_ids)[:place], _namespace(req))] = None
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
 
     def _guarded(self, step: Callable[[StatefulReq], None], req: StatefulReq) -> None:
         # NOTE: ranks must keep the same states. What raises on one raises on all, and all leave the choice to SGLang.
-        if self._counts[FAULT]:
+        if self._is_off:
             return
         try:
             step(req)
         except Exception:
-            self._count(FAULT)
+            self._is_off = True
+            self._series.add(EVENTS, value=FAULT)
             logger.exception("sglang_pic: SGLang alone chooses where states are kept from here on")
-
-    def _count(self, event: str) -> None:
-        self._counts[event] += 1
-        self._series.add(EVENTS, value=event)
 
 
 def install(ctx: BuildContext, labels: Mapping[str, str] | None) -> StateCheckpoints | None:

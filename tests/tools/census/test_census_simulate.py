@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_pic.census.hybrid import Hybrid
-from sglang_pic.census.inputs import state_rules_of
 from sglang_pic.census.outcome import RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.census.simulate import simulate
+from sglang_pic.census.state_config import state_rules
 from sglang_pic.census.states import StateRules, StateTree, Strategy
 from sglang_pic.core import Tokens, as_tokens, common_len
 from sglang_pic.errors import ConfigError
@@ -187,7 +186,7 @@ def test_a_tree_serves_what_a_list_serves(rules: StateRules, calls: list[tuple[l
         prompt = path(*(texts[number] for number in numbers))
         whole = path(prompt, np.full(answer_len, 7, dtype=np.int32))
         assert tuple(tree.serve(whole, len(prompt))) == listed.serve(whole, len(prompt))
-        assert len(tree.depths) == len(listed.states)
+        assert len(tree._kept) == len(listed.states)
 
 
 def test_a_fork_that_is_known_by_its_text_has_a_state_before_the_first_prompt_parts_there() -> None:
@@ -195,13 +194,16 @@ def test_a_fork_that_is_known_by_its_text_has_a_state_before_the_first_prompt_pa
     head = list(range(100, 170))
     tasks = [list(range(at, at + 40)) for at in (200, 300, 400, 500)]
     calls = [([[hour], head, task], [7]) for hour, task in zip((20, 20, 21, 21), tasks, strict=True)]
-    hybrid = Hybrid(StateRules(mamba_chunk_size=4))
+    rules = StateRules(mamba_chunk_size=4)
+    trees = StateTree(rules), StateTree(rules, chooses=True)
     outcomes = simulate(
         [("f", [session(str(number), [call]) for number, call in enumerate(calls)])], IdsEncoder(), config=CONFIG
     )
-    hits = [(outcome.prefix_len, hybrid.observe(outcome)) for outcome in outcomes]
-    assert [rows_len for rows_len, _ in hits] == [0, 71] * 2
-    assert [(hit.state_tokens, hit.placed_tokens) for _, hit in hits] == [(0, 0)] * 3 + [(0, 68)]
+    hits = [
+        (each.prefix_len, *(tree.serve(each.encoded.path, len(each.encoded.tokens)).state_len for tree in trees))
+        for each in outcomes
+    ]
+    assert hits == [(0, 0, 0), (71, 0, 0), (0, 0, 0), (71, 0, 68)]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +220,7 @@ def test_states_are_kept_as_the_models_configuration_says(
 ) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    assert state_rules_of(str(tmp_path)) == rules
-    assert state_rules_of(None) == StateRules()
+    assert state_rules(tmp_path) == rules
 
 
 @pytest.mark.parametrize(
@@ -232,4 +233,4 @@ def test_states_are_kept_as_the_models_configuration_says(
 def test_a_configuration_that_cannot_be_read_is_refused(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=said):
-        state_rules_of(str(tmp_path))
+        state_rules(tmp_path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import ChangedField, Outcome
 from sglang_pic.census.simulate import simulate
-from sglang_pic.census.tally import ChangedFields, Counts, Detail, RunLengths, Tally, UpperBound
+from sglang_pic.census.tally import ChangedFields, Counts, Detail, Tally, UpperBound
 from sglang_pic.census.windows import WINDOW_LEN, Repeated, WindowSearch
 from sglang_pic.core import Context, Path, Plan, Run, as_tokens
 from tests.helpers.census_fakes import CONFIG, Ids, IdsEncoder, session
@@ -55,10 +55,8 @@ def test_everything_is_counted_once() -> None:
         is_complete=False,
         tokenizer="ids",
         tokenizer_exact=True,
-        run_lengths=RunLengths(p10=194, p50=194, p90=194),
         chunk_tokens_same_session=194,
         chunk_tokens_other_session=194,
-        chunk_tokens_by_role={"tool": 194, "user": 194},
         changed_fields=ChangedFields(calls=0, fields=0, chunk_tokens=0, guarded_tokens=0),
         inherited_calls=0,
         upper_bound=UpperBound(window_len=WINDOW_LEN, tokens=400, tokens_behind=400),
@@ -75,7 +73,7 @@ def test_a_prompt_that_was_seen_whole_has_nothing_to_find() -> None:
     tally = count(simulate([("f", [session("s", [([A], [5]), ([A], [5])])])], IdsEncoder(), config=CONFIG))
     found = counts(tally)
     assert (found.prefix_tokens, found.chunk_tokens, found.new_tokens) == (199, 0, 201)
-    assert tally.repeated == (0, 0)
+    assert tally.repeated == {"tokens": 0, "tokens_behind": 0}
 
 
 def test_what_stands_behind_a_changed_field() -> None:

@@ -16,12 +16,13 @@ from sglang.srt.configs import linear_attn_model_registry as registry
 from sglang.srt.utils.hf_transformers_utils import get_config
 
 from sglang_pic.adapter.features import state_checkpoints
-from sglang_pic.adapter.features.state_checkpoints import METRICS, CheckpointReport, StateCheckpoints
+from sglang_pic.adapter.features.state_checkpoints import EVENTS, METRICS, StateCheckpoints
 from sglang_pic.adapter.metrics import Series
-from sglang_pic.census.state_config import NO_BUFFER_ARCHITECTURES, model_states
+from sglang_pic.census.state_config import NO_BUFFER_ARCHITECTURES, state_rules
 from sglang_pic.checkpoints import Checkpoints, _names
 from sglang_pic.core import Tokens
 from sglang_pic.errors import ContractError
+from tests.helpers.builders import Kept
 
 GRID = 64
 
@@ -63,8 +64,8 @@ class Cache:
             self.kept.add(tuple(req.origin_input_ids[:kept]))
 
 
-def made(places: Any = None, labels: dict[str, str] | None = None) -> Cache:
-    return Cache(StateCheckpoints(places or Checkpoints(GRID, 8192), GRID, Series(METRICS, labels)))
+def made(places: Any = None, series: Series | None = None) -> Cache:
+    return Cache(StateCheckpoints(places or Checkpoints(GRID, 8192), GRID, series or Series(METRICS, None)))
 
 
 def drawn(seed: int, num_tokens: int) -> list[int]:
@@ -80,11 +81,10 @@ def prompt_behind(clock: int, task: int) -> list[int]:
 
 def test_a_state_is_kept_where_the_first_prompt_behind_a_new_clock_will_be_left(registry: Any) -> None:
     """SGLang's own rule keeps it with the second one, which is computed as a whole again."""
-    cache = made(labels={"model_name": "m"})
+    cache = made(series=Series(METRICS, {"model_name": "m"}))
     found = [[cache.serve(prompt_behind(clock, 10 * clock + task)) for task in range(3)] for clock in range(3)]
     first = [(0, 704), (0, 576), (576, 704)]
     assert found == [first, [(0, 576), (576, 704), (576, 704)], [(0, 576), (576, 704), (576, 704)]]
-    assert cache.states.report() == CheckpointReport(num_asked=2, num_kept=2, num_hits=4, num_faults=0)
     for event, count in {"asked": 2, "kept": 2, "hit": 4, "fault": 0}.items():
         labels = {"model_name": "m", "event": event}
         assert registry.get_sample_value("sglang:pic_state_checkpoints_total", labels) == count
@@ -98,7 +98,8 @@ def test_a_prompt_is_learnt_from_once_over_all_its_passes() -> None:
         prompts.append(len(prompt))
         return 128
 
-    cache = made(SimpleNamespace(choose=choose))
+    series = Kept()
+    cache = made(SimpleNamespace(choose=choose), series)
     req: Any = None
 
     def passes(_batch: object, given: Any) -> None:
@@ -108,24 +109,25 @@ def test_a_prompt_is_learnt_from_once_over_all_its_passes() -> None:
 
     cache.track = passes  # type: ignore[method-assign]
     cache.serve(HEAD, extend_end=100)
-    assert cache.states.report() == CheckpointReport(num_asked=1, num_kept=0, num_hits=0, num_faults=0)
+    assert series.by_label(EVENTS) == {"asked": 1}
     req.prefix_len, req.extend_end = 100, 200
     cache.states.track(passes, None, req)
     req.mamba_branching_seqlen, req.prefix_len = 192, 0
     cache.states.track(passes, None, req)
     assert prompts == [len(HEAD)]
-    assert cache.states.report() == CheckpointReport(num_asked=1, num_kept=1, num_hits=0, num_faults=0)
+    assert series.by_label(EVENTS) == {"asked": 1, "kept": 1}
     assert req.kv.mamba_last_track_seqlen == 192
 
 
 def test_after_an_exception_sglang_alone_chooses(caplog: pytest.LogCaptureFixture) -> None:
-    cache = made()
+    series = Kept()
+    cache = made(series=series)
     for task in range(3):
         cache.serve(prompt_behind(0, task))
     with caplog.at_level(logging.ERROR):
         assert cache.serve(prompt_behind(1, 3), origin_input_ids=["no token"] * 80) == (0, 704)
     assert cache.serve(prompt_behind(2, 4)) == (0, 704)
-    assert cache.states.report().num_faults == 1
+    assert series.by_label(EVENTS)["fault"] == 1
     assert [each.message for each in caplog.records] == [
         "sglang_pic: SGLang alone chooses where states are kept from here on"
     ]
@@ -179,7 +181,7 @@ def test_the_chunk_is_sglangs(config: dict[str, object], tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(config))
     # As in `mamba_cache_chunk_size`.
     expected = getattr(get_config(str(tmp_path), trust_remote_code=False), "mamba_chunk_size", 64)
-    assert model_states(tmp_path).mamba_chunk_size == expected
+    assert state_rules(tmp_path).mamba_chunk_size == expected
 
 
 def test_models_without_extra_buffers_are_sglangs() -> None:
