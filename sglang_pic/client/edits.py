@@ -9,16 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from enum import Enum
 
 from sglang_pic.client.messages import Message
 from sglang_pic.errors import ConfigError
 
-
-class _How(Enum):
-    ERRATUM = "erratum"
-    FIELD_AND_ERRATUM = "field+erratum"
-    HOIST = "hoist"
+_WAYS = ("erratum", "field+erratum", "hoist")
 
 
 def edit(messages: Sequence[Message], field: str, value: str, how: str = "erratum") -> list[Message]:
@@ -41,9 +36,8 @@ def edit(messages: Sequence[Message], field: str, value: str, how: str = "erratu
     Raises:
         ConfigError: the field is not in the messages, or an argument is not valid.
     """
-    if how not in [each.value for each in _How]:
-        allowed = ", ".join(repr(each.value) for each in _How)
-        raise ConfigError(f"how={how!r}: must be one of {allowed}; 'erratum' is the default.")
+    if how not in _WAYS:
+        raise ConfigError(f"how={how!r}: must be one of {', '.join(map(repr, _WAYS))}; 'erratum' is the default.")
     for name, given in (("field", field), ("value", value)):
         if given != given.strip() or len(given.splitlines()) != 1:
             raise ConfigError(f"{name}={given!r}: must be one line without spaces at its ends; edit others by hand.")
@@ -54,13 +48,13 @@ def edit(messages: Sequence[Message], field: str, value: str, how: str = "erratu
             "JSON; name the field as it stands there."
         )
     without = _mapped(messages, places.without_erratum)
-    if how == _How.HOIST.value:
+    if how == "hoist":
         if any(places.is_member_in(text) for message in messages for text in _texts(message)):
             raise ConfigError(
                 f"field={field!r}, how='hoist': works for lines only, not in JSON; use 'erratum' or 'field+erratum'."
             )
         return _with_line(_mapped(without, places.without_lines), f"{field}: {value}")
-    if how == _How.FIELD_AND_ERRATUM.value:
+    if how == "field+erratum":
         without = _mapped(without, lambda text: places.with_value(text, value))
     return _with_line(without, places.erratum(value))
 

@@ -130,20 +130,11 @@ class Diagnoser:
         rest = outcome.encoded.tokens[outcome.prefix_len :]
         # The last token is always computed, so a prompt that was there before "breaks" at a token that is equal.
         same = common_len(old, rest)
-        at = outcome.prefix_len + same
-        neighbor, ref = outcome.neighbor, outcome.ref
-        place = _Place(
-            outcome,
-            at,
-            old[same:],
-            rest[same:],
-            neighbor,
-            self._seen.get(neighbor.number),
-            neighbor.is_same_session(ref),
-            self._num_seen,
-        )
         if same in (len(rest), len(old)):
             return None
+        theirs = self._seen.get(outcome.neighbor.number)
+        at = outcome.prefix_len + same
+        place = _Place(outcome, at, old[same:], rest[same:], outcome.neighbor, theirs, self._num_seen)
         step = align(place.old, place.new) or _step_by_run(outcome, place)
         return self._describe(place, self._classify(place, step), step)
 
@@ -169,7 +160,7 @@ class Diagnoser:
         if at >= min(outcome.prefix_len, len(old), len(new)):
             return None
         theirs = self._seen.get(last.ref.number)
-        place = _Place(outcome, at, old[at:], new[at:], last.ref, theirs, True, self._num_seen)
+        place = _Place(outcome, at, old[at:], new[at:], last.ref, theirs, self._num_seen)
         step = align(place.old, place.new)
         return self._describe(place, self._classify(place, step), step)
 
@@ -284,9 +275,13 @@ class _Place(NamedTuple):
     new: Tokens
     neighbor: CallRef
     theirs: _Seen | None
-    is_same_session: bool
     num_seen: int
     """Tokens after the prefix that were there before."""
+
+    @property
+    def is_same_session(self) -> bool:
+        """Whether both calls belong to one session."""
+        return self.neighbor.is_same_session(self.outcome.ref)
 
     @property
     def old_prompt(self) -> Tokens:

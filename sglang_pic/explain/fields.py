@@ -31,6 +31,8 @@ _UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f
 _HEX = re.compile(r"(?:0x)?[0-9a-f]{7,}", re.IGNORECASE)
 _SHORT_HEX = re.compile(r"[0-9a-f]{3,}", re.IGNORECASE)
 _MIXED = re.compile(r"[A-Za-z0-9_+/=.:-]{6,}")
+# Letters and digits alternate in `toolu_01M5p3hDr6` more often than in `astropy4`.
+_ALTERNATION = re.compile(r"(?<=[A-Za-z_-])\d|(?<=\d)[A-Za-z]")
 _ABOUT_ID = re.compile(
     r"(?:\b|_)(?:id|ids|uuid|guid|session|request|trace|nonce|token|hash|sha|commit|key|run)\b[\"'\s:=#(\[]*\Z",
     re.IGNORECASE,
@@ -163,7 +165,9 @@ def _is_id(value: str) -> bool:
     if _UUID.search(value) or (_HEX.fullmatch(value) and _has_digit(value)):
         return True
     return any(
-        _has_digit(word) and _changes_kind(word) >= 3 for word in _MIXED.findall(value) if not word.startswith("http")
+        _has_digit(word) and len(_ALTERNATION.findall(word)) >= 3
+        for word in _MIXED.findall(value)
+        if not word.startswith("http")
     )
 
 
@@ -173,11 +177,6 @@ def _are_hex(old: str, new: str) -> bool:
     if len(both[0]) != len(both[1]) or not all(map(_SHORT_HEX.fullmatch, both)):
         return False
     return any(_has_digit(one) and not one.isdigit() for one in both)
-
-
-def _changes_kind(word: str) -> int:
-    """How often letters and digits alternate: `toolu_01M5p3hDr6` more often than `astropy4`."""
-    return len(re.findall(r"(?<=[A-Za-z_-])\d|(?<=\d)[A-Za-z]", word))
 
 
 def _has_digit(value: str) -> bool:

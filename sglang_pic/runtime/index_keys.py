@@ -30,12 +30,6 @@ _OTHER_BLOCKS: Final = {
 }
 
 
-class _PagesPool(Protocol):
-    """The attribute read of a pool whose layers have pages of index keys."""
-
-    index_key_cache: Any  # `buffer`: by layer
-
-
 class _BlockPool(Protocol):
     """The attributes read of `BLOCK_POOL`."""
 
@@ -151,11 +145,11 @@ def _mixes(indexer: nn.Module) -> bool:
         raise ContractError(f"Indexer.{error.name}: missing; this version was built for SGLang 0.5.23.") from error
 
 
-def view_pages(kv_pool: object) -> PoolView:
-    """The view of a plain pool with pages of index keys, as FP8."""
+def view_pages(kv_pool: Any) -> PoolView:
+    """The view of a plain pool with pages of index keys, as FP8; `index_key_cache.buffer` has them by layer."""
     view, name = view_plain(kv_pool), type(kv_pool).__name__
     try:
-        buffers: list[Tensor] = cast("_PagesPool", kv_pool).index_key_cache.buffer
+        buffers: list[Tensor] = kv_pool.index_key_cache.buffer
     except AttributeError as error:
         raise ContractError(MISSING.format(f"{name}.{error.name}")) from error
     for layer, buffer in enumerate(buffers):

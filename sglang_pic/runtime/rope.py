@@ -47,7 +47,9 @@ class RopeGeometry:
         """A copy that does not rotate the keys of the layers at `indices` into `layer_ids`."""
         still: dict[int, RopeParams] = {}
         params = [
-            still.setdefault(id(rope), _still(rope)) if index in indices else rope
+            still.setdefault(id(rope), replace(rope, inv_freq=torch.zeros_like(rope.inv_freq)))
+            if index in indices
+            else rope
             for index, rope in enumerate(self.params)
         ]
         return replace(self, params=tuple(params))
@@ -165,10 +167,6 @@ class _ModelRotary(Protocol):
     inv_freq: Tensor
 
     def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-def _still(rope: RopeParams) -> RopeParams:
-    return replace(rope, inv_freq=torch.zeros_like(rope.inv_freq))
 
 
 def _read_params(module: nn.Module, max_shift: int) -> RopeParams:
