@@ -33,11 +33,6 @@ class Setting(NamedTuple):
     """`None` if the type alone says which values are allowed."""
 
     @property
-    def short_name(self) -> str:
-        """The name without its unit, for command lines: `seam` for `seam_tokens`."""
-        return self.name.removesuffix("_tokens")
-
-    @property
     def allowed(self) -> str:
         """The allowed values, in words; empty if the type does not list them."""
         if get_origin(self.kind) is Literal:

@@ -89,7 +89,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     parts = _make_parts(ctx, config, labels)
     for make in FEATURES:
         if (made := make(ctx, parts)) is not None:
-            parts.stations.features.add(made)
+            parts.stations.features.append(made)
     _serve(ctx, parts)
     return parts.tree
 

@@ -101,11 +101,6 @@ class Series:
         if (child := self._child(metric, value)) is not None:
             child.observe(amount)
 
-    def observer(self, metric: Metric) -> Callable[[float], object]:
-        """Adds observations to a histogram without a label of its own."""
-        child = self._child(metric, None)
-        return child.observe if child is not None else lambda _: None
-
     def _child(self, metric: Metric, value: str | None) -> _Child | None:
         """The series of a value; None if nothing is exported."""
         if value is not None and metric.name in self._open:

@@ -16,7 +16,6 @@ SWITCHES: Final = {
     "pic_audit_resume": "the number of a suspended namespace in /server_info, 0 for all",
 }
 """Our keys of `/set_internal_state`, each with what it takes, for the front end's answers."""
-_CONTROLLER = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 
 def install(

@@ -97,7 +97,6 @@ def test_a_corruption_is_found_and_its_namespace_goes_off_and_comes_back(client:
     assert ask(61, "good").chunk_hit_tokens > 100
     turn = ask(61, "good", *random_tokens(8, 20))
     assert (turn.chunk_hit_tokens, turn.inherited_tokens > 100) == (0, True)
-    assert client.grown(before)["inherited_requests"] == 1
     windows = client.audit()["windows"]
     assert windows["inherited"]["num_audited"] == audit["windows"]["inherited"]["num_audited"] + 1
     assert total(client.server.get("/metrics"), "pic_audit_suspended_namespaces") == 1

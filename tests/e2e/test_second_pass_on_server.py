@@ -91,4 +91,4 @@ def test_audits_see_the_second_pass(client: Client) -> None:
     before = client.audit()
     client.generate(prompt(12, 3, 1, 0, 2))
     after = client.audit()
-    assert after["num_audited"] - before["num_audited"] == round(after["rate"])
+    assert after["num_audited"] - before["num_audited"] == round(client.internal_state()["config"]["audit_rate"])

@@ -36,8 +36,6 @@ def test_warn_serves_and_says_what_it_found_everywhere(client: Client) -> None:
     assert found["measured"]["moved"]["kl_nats"] < 0.02
     counters = client.counters()
     assert counters["self_test_passed"] == 0
-    assert counters["self_test_kl_nats"] == pytest.approx(found["measured"]["reordered"]["kl_nats"])
-    assert counters["self_test_key_error_ratio"] > 0
     assert len(client.generate(list(range(1_000, 1_100))).ids) == 8
     certificate = client.internal_state()["certificate"]
     assert (certificate["fits"], counters["certificate_fits"]) == (False, 0)

@@ -109,7 +109,7 @@ class Bench:
         Its logits are those of a full computation, if none are given.
         """
         key, reused = Namespace(namespace), {"chunk_hit": 64, "matched_len": 0, **reused}
-        state = request_state(namespace=key, generation=self.audit.generation(key), **reused)
+        state = request_state(namespace=key, generation=self.audit.ledger.generation(key), **reused)
         req = request(tokens, pic=state, lora_id=lora_id)
         self.audit.on_admitted(req)
         was_drawn = is_drawn(state)

@@ -127,7 +127,7 @@ def attach_host(
     tree.write_through_threshold = 1 if write_policy == "write_through" else 2
     tree.is_write_back = write_policy == "write_back"
     window = None if windows is None else tree.swa_retain_window
-    tree.features.add(HostTier(tree, pool.size_per_token, window))
+    tree.features.append(HostTier(tree, pool.size_per_token, window))
     return pool
 
 
@@ -159,7 +159,7 @@ def attach_store(tree: Any, folder: Path) -> None:
     controller._start_storage_threads()
     tree.prefetch_stop_policy = "wait_complete"
     tree.prefetch_timeout_base, tree.prefetch_timeout_per_page = 20.0, 0.0
-    tree.features.add(HiCacheStore(tree, lambda: b"rows", publication=tree.publication))
+    tree.features.append(HiCacheStore(tree, lambda: b"rows", publication=tree.publication))
     with pytest.MonkeyPatch.context() as patch:
         hooks = hooks_of(patch, store)
         tree.store.install()

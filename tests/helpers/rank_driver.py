@@ -137,7 +137,7 @@ class Rank:
         # Where windows have a pool of their own, what its slots hold.
         self.window_rows: dict[int, Row] = {}
         self.pins = Pins(self.index, self.eligibility, MAX_PINNED, Series((), None))
-        stations.features.add(self.pins)
+        stations.features.append(self.pins)
         self.running: list[Any] = []
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
         self.rows: dict[int, Row] = {}

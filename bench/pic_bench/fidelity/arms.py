@@ -41,7 +41,7 @@ DEFAULT_POLICIES = (
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTINGS = settings_of(ReusePolicy)
-_SHORT = {declared.short_name: name for name, declared in _SETTINGS.items()}
+_SHORT = {name.removesuffix("_tokens"): name for name in _SETTINGS}
 _TAKEN = (*(arm.name for arm in CONTROLS), "naive")
 
 

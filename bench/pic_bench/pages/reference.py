@@ -24,7 +24,7 @@ from sglang_pic.adapter.serve import account, faults, forward, modes, planning, 
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.sglang.contract import BUILT_FOR
-from sglang_pic.adapter.startup import startup_metrics
+from sglang_pic.adapter.startup import certified, self_test
 from sglang_pic.adapter.support import SUPPORT, Area, Level, Support
 from sglang_pic.cli import VERBS
 from sglang_pic.config import PicConfig
@@ -49,7 +49,8 @@ METRICS: Final = (
     *modes.METRICS,
     *pins.METRICS,
     *strip.METRICS,
-    *startup_metrics.METRICS,
+    *self_test.METRICS,
+    *certified.METRICS,
     *audit_metrics.METRICS,
 )
 """All that a server can export."""

@@ -215,7 +215,7 @@ def _add_recorder(folder: Path, _path: object, _splicer: object, features: Any, 
 
     recorder = Recorder(folder)
     _hook("AFTER", _LOGITS, recorder.keep)
-    features.add(recorder)
+    features.append(recorder)
 
 
 def _sharpen(_result: None, model: Any, *_args: object, **_kwargs: object) -> None:

@@ -22,8 +22,6 @@ from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.sglang.hooks import hook
 from sglang_pic.adapter.sglang.seams import BuildContext, ScheduleBatch
 
-_MODULE = "managers.scheduler_components.dp_attn"
-
 
 def make(_: BuildContext, parts: Parts) -> None:
     """Register the hooks of a server whose ranks gather tokens; SGLang applies them when its registry is applied."""

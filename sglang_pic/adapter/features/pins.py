@@ -178,7 +178,7 @@ class Pins(Feature):
         options = state.options
         if self._num_mortal:
             self._expire(tree)
-        if not options.names_pins:
+        if options.pin is None and options.unpin is None:
             return
         if options.unpin is not None:
             self._end((state.namespace, options.unpin), tree, PinEnd.DROPPED)

@@ -56,7 +56,7 @@ def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:
     """
     if tp_group is None or tp_group.world_size == 1:
         return
-    everyone = _gather([_digest(content) for content in read.values()], tp_group)
+    everyone = _gather([_digest(content) for content in read.values()], tp_group.cpu_group)
     for place, name in enumerate(read):
         odd = [rank for rank, digests in enumerate(everyone) if digests[place] != everyone[0][place]]
         if odd:
@@ -71,13 +71,13 @@ def all_digests(content: bytes, tp_group: TpGroup | None) -> list[int]:
     """A digest of each rank's `content`; all ranks must call this together."""
     if tp_group is None or tp_group.world_size == 1:
         return [_digest(content)]
-    return [digest for (digest,) in _gather([_digest(content)], tp_group)]
+    return [digest for (digest,) in _gather([_digest(content)], tp_group.cpu_group)]
 
 
-def _gather(values: list[int], tp_group: TpGroup) -> list[list[int]]:
+def _gather(values: list[int], group: Any) -> list[list[int]]:
     mine = torch.tensor(values, dtype=torch.int64)
-    everyone = [torch.empty_like(mine) for _ in range(tp_group.world_size)]
-    torch.distributed.all_gather(everyone, mine, group=tp_group.cpu_group)
+    everyone = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(everyone, mine, group=group)
     return [each.tolist() for each in everyone]
 
 
@@ -100,14 +100,12 @@ class FaultGroup:
         Raises:
             ContractError: another rank has another fault, or none; the server must end.
         """
-        mine = torch.tensor([_digest(fault.encode())], dtype=torch.int64)
-        everyone = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(self._group))]
+        digest = _digest(fault.encode())
         try:
-            torch.distributed.all_gather(everyone, mine, group=self._group)
-            is_alike = all(bool(digest == mine) for digest in everyone)
+            everyone = _gather([digest], self._group)
         except RuntimeError as error:
             raise ContractError(_not_alike(fault)) from error
-        if not is_alike:
+        if any(each != [digest] for each in everyone):
             raise ContractError(_not_alike(fault))
 
 

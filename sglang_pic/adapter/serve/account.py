@@ -47,16 +47,11 @@ FETCHED_TOKENS: Final = Metric(
     MetricKind.COUNTER,
     "Of the spliced tokens, those whose rows were read from host memory (HiCache).",
 )
-INHERITED: Final = Metric(
-    "sglang:pic_inherited_requests_total",
-    MetricKind.COUNTER,
-    "Requests that splice nothing, but whose exact prefix hit has approximate rows: spliced for an earlier request, or "
-    "computed after such rows.",
-)
 INHERITED_TOKENS: Final = Metric(
     "sglang:pic_inherited_tokens_total",
     MetricKind.COUNTER,
-    "Tokens of exact prefix hits from the first approximate row on.",
+    "Tokens of exact prefix hits from the first approximate row on: spliced for an earlier request, or computed after "
+    "such rows.",
 )
 UNKNOWN_TOKENS: Final = Metric(
     "sglang:pic_unknown_tokens_total",
@@ -79,11 +74,6 @@ UNDONE: Final = Metric(
     MetricKind.COUNTER,
     "Tokens counted as spliced that were computed because of a fault after admission.",
 )
-CHANGED_FIELDS: Final = Metric(
-    "sglang:pic_changed_fields_total",
-    MetricKind.COUNTER,
-    "Fields that have another value than before a donor; each counts once per request.",
-)
 FALLBACKS: Final = Metric(
     "sglang:pic_fallbacks_total",
     MetricKind.COUNTER,
@@ -98,13 +88,11 @@ METRICS: Final = (
     SPLICED,
     SPLICED_TOKENS,
     FETCHED_TOKENS,
-    INHERITED,
     INHERITED_TOKENS,
     UNKNOWN_TOKENS,
     SAVED,
     UNDONE,
     GUARDED,
-    CHANGED_FIELDS,
     FALLBACKS,
 )
 
@@ -170,8 +158,7 @@ class Accounting:
                 self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
         if self._log is not None:
             self._log.note(is_new=not start, prefix=prefix, spliced=num_spliced, computed=computed, saved_us=saved_us)
-        self._count_guard(req)
-        self._count_inherited(req)
+        self._count_context(req)
 
     def undo(self, req: Req) -> None:
         """Undo the counted splices of the last admitted chunk, because it is computed after all."""
@@ -179,29 +166,18 @@ class Accounting:
         req.cached_tokens -= num_spliced
         self._series.add(UNDONE, num_spliced)
 
-    def _count_guard(self, req: Req) -> None:
-        """Count the tokens of the admitted chunk computed because of changed fields, and the fields up to its end."""
+    def _count_context(self, req: Req) -> None:
+        """Count tokens computed because of changed fields, and those of the prefix hit that may not be exact."""
         state: RequestState = req.pic
         counted_from, counted_to = state.counts.span
         guarded = intersect_spans(state.last_plan.guarded, max(counted_from, req.prefix_len), counted_to)
         num_guarded = sum(end - start for start, end in guarded)
-        # A chunk's plan has the fields of earlier chunks too.
-        fields = {field for field in state.last_plan.changed_fields if field[1] <= counted_to}
-        fields -= state.counts.fields
         state.counts.guarded += num_guarded
-        state.counts.fields |= fields
         self._series.add(GUARDED, num_guarded)
-        self._series.add(CHANGED_FIELDS, len(fields))
-
-    def _count_inherited(self, req: Req) -> None:
-        """Count approximate and unknown tokens of the prefix hit, and with its last chunk a request that inherits."""
-        state: RequestState = req.pic
-        if not state.counts.span[0]:
+        if not counted_from:
             state.counts.inherited = state.prefix.approximate_len
             self._series.add(INHERITED_TOKENS, state.counts.inherited)
             self._series.add(UNKNOWN_TOKENS, state.prefix.unknown_len)
-        if state.inherits and req.extend_end == len(req.full_untruncated_fill_ids):
-            self._series.add(INHERITED)
 
     def count_fallback(self, reason: Reason, count: int = 1) -> None:
         """Count requests, runs or faults by reason."""

@@ -167,7 +167,7 @@ class Recovery:
                 self._accounting.undo(req)
         self._accounting.count_fallback(reason)
         self._faults.note(reason, error, in_pass=in_pass)
-        is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self._publication.is_whole
+        is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self._publication.index.is_whole
         if is_lost or self._faults.is_off:
             # NOTE: the index does not know which rows of the tree are spliced, nor their generations. So later requests
             # must not match those rows.

@@ -6,7 +6,7 @@ every rank alike, and know no feature by name. They turn exceptions into faults.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
@@ -88,36 +88,26 @@ class Feature:
         return ""
 
 
-class Features:
+class Features(list[Feature]):
     """The features of a server, in the order in which they are called."""
-
-    def __init__(self, features: Sequence[Feature] = ()) -> None:
-        self._features = [*features]
-
-    def add(self, feature: Feature) -> None:
-        """Append a feature."""
-        self._features.append(feature)
-
-    def __iter__(self) -> Iterator[Feature]:
-        return iter(self._features)
 
     def find(self, kind: type[F]) -> F | None:
         """The feature of a class, if the server has it."""
-        return next((each for each in self._features if isinstance(each, kind)), None)
+        return next((each for each in self if isinstance(each, kind)), None)
 
     def diversion(self, state: RequestState) -> Fallback | None:
         """The first reason why a request is served as if it had opted out, or None."""
-        return next((reason for each in self._features if (reason := each.diverts(state)) is not None), None)
+        return next((reason for each in self if (reason := each.diverts(state)) is not None), None)
 
     @property
     def num_slots(self) -> int:
         """Slots borrowed by all features."""
-        return sum(each.num_slots for each in self._features)
+        return sum(each.num_slots for each in self)
 
     def reports(self) -> dict[str, msgspec.Struct]:
         """All features' parts of `/server_info`."""
-        return {name: part for each in self._features for name, part in each.reports().items()}
+        return {name: part for each in self for name, part in each.reports().items()}
 
     def summary(self) -> str:
         """All features' parts of the log's line."""
-        return "; ".join(filter(None, (each.summary() for each in self._features)))
+        return "; ".join(filter(None, (each.summary() for each in self)))

@@ -47,16 +47,11 @@ class Cause(Enum):
 
 
 class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of `/server_info` on modes; keys and salts are not shown."""
+    """The part of `/server_info` on modes."""
 
     is_on: bool
     """False while an operator has switched splicing off."""
     mode: Mode
-    share: float
-    require_salt: bool
-    num_opted_in: int
-    """Entries of `opt_in`."""
-    num_opted_out: int
     num_off: dict[str, int]
     """Requests that were served with mode `off`, by cause."""
 
@@ -117,10 +112,6 @@ class Modes:
         return ModeReport(
             is_on=self.is_on,
             mode=self._mode,
-            share=self._config.share,
-            require_salt=self._config.require_salt,
-            num_opted_in=len(self._opt_in),
-            num_opted_out=len(self._opt_out),
             num_off={cause.value: self._num_off[cause] for cause in Cause},
         )
 

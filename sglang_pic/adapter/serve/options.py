@@ -57,11 +57,6 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     unpin: str | None = None
     """The name of a pin that is released when the request has finished."""
 
-    @property
-    def names_pins(self) -> bool:
-        """Whether the request pins or unpins."""
-        return self.pin is not None or self.unpin is not None
-
     def policy(self, server: ReusePolicy) -> ReusePolicy:
         """The reuse policy of this request on a server with the policy `server`."""
         preset = self.overrides.get("preset", server.preset)

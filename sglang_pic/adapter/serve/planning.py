@@ -57,7 +57,7 @@ class Planning:
         self._config, self._index, self._media = stations.config, stations.index, stations.media
         self._eligibility = stations.eligibility
         self.limits, self.cost, self._tier = limits, cost, tier
-        self._observe_seconds = stations.series(METRICS).observer(PLAN_SECONDS)
+        self._series = stations.series(METRICS)
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(self._config.max_gaps, limits.max_sequences))
 
@@ -95,7 +95,10 @@ class Planning:
         is_short = num_left <= policy.min_run_tokens
         if is_short or state.is_faulty or state.options.pin is not None or self._eligibility.refusal(req) is not None:
             return
-        rows = self._rows(state, tree)
+        steps, whole, pinned_len = self.limits.steps, state.whole, state.pinned_len
+        rows = TreeRows(
+            tree, self._index.names, self._tier, media=self._media, pinned_len=pinned_len, steps=steps, whole=whole
+        )
         tokens = tokens_of(req)
         options = PlanOptions(
             policy=policy,
@@ -112,23 +115,12 @@ class Planning:
         except Exception:
             rows.release()
             raise
-        self._observe_seconds(time.perf_counter() - began)
-
-    def _rows(self, state: RequestState, tree: Tree) -> TreeRows:
-        return TreeRows(
-            tree,
-            self._index.names,
-            self._tier,
-            media=self._media,
-            pinned_len=state.pinned_len,
-            steps=self.limits.steps,
-            whole=state.whole,
-        )
+        self._series.observe(PLAN_SECONDS, time.perf_counter() - began)
 
     def _plan(self, req: Req, rows: TreeRows, tokens: Tokens, start: int, options: PlanOptions) -> None:
         state: RequestState = req.pic
         plan = self._best_plan(req, rows, tokens, start, options)
-        state.last_plan = LastPlan(plan.dropped, plan.changed_fields, plan.guarded)
+        state.last_plan = LastPlan(plan.dropped, plan.guarded)
         # Before `transfer_locks`: after an exception `rows` must have all locks.
         shifts = self._media.shifts(plan.runs, state.media)
         pieces = [piece for run, shift in zip(plan.runs, shifts, strict=True) for piece in rows.pieces(run, shift)]

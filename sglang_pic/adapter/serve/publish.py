@@ -87,14 +87,6 @@ class Publication:
         published = rows_from_store(start, end, exact_end, self.index.config.max_generation, on_device=on_device)
         self.index.note(namespace, tokens[: end + self.index.names.lookahead], published, self._delimiters)
 
-    def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:
-        """Whether the generation of a path's rows is at most `max_generation`."""
-        return self.index.generation(namespace, tokens) <= self.index.config.max_generation
-
-    def exactness(self, namespace: Namespace, tokens: Tokens) -> Exactness:
-        """As `ContentIndex.exactness`."""
-        return self.index.exactness(namespace, tokens)
-
     def prefix_of(self, req: Req) -> Exactness:
         """The exactness of a request's exact prefix, `[0, req.prefix_len)`."""
         if not req.prefix_len or is_apart(req):
@@ -118,11 +110,6 @@ class Publication:
         """How full the index is."""
         limits = self.index.config
         return IndexReport(self.index.num_tokens, limits.max_index_tokens, self.index.num_bytes, limits.max_index_bytes)
-
-    @property
-    def is_whole(self) -> bool:
-        """As `ContentIndex.is_whole`."""
-        return self.index.is_whole
 
     def flush(self) -> None:
         """Empty the index."""

@@ -98,10 +98,8 @@ class LastPlan:
 
     dropped: dict[DropReason, int] = field(default_factory=dict)
     """Candidate runs that were left out, by reason."""
-    changed_fields: tuple[Span, ...] = ()
-    """The changed fields in its donors' contexts."""
     guarded: tuple[Span, ...] = ()
-    """Spans computed because of them."""
+    """Spans computed because of changed fields in its donors' contexts."""
     lost: Fallback | None = None
     """Why the whole plan was dropped."""
 
@@ -123,8 +121,6 @@ class Counts:
     """Tokens computed because of a changed field."""
     inherited: int = 0
     """Approximate tokens of its first exact prefix match."""
-    fields: set[Span] = field(default_factory=set)
-    """The changed fields counted so far."""
     reasons: Counter[Reason] = field(default_factory=Counter)
     """Why it, or runs of it, were computed instead of spliced."""
 
@@ -205,7 +201,7 @@ class RequestState:
             self.pending.locks.close()
             self.pending = None
             self.last_plan.lost = reason
-            self.last_plan.changed_fields = self.last_plan.guarded = ()
+            self.last_plan.guarded = ()
 
     def drop_conditional(self) -> None:
         """Have the plan's conditional runs computed, which count as left out."""

@@ -12,10 +12,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import torch
 
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.borrowed_slots import PoolTooSmallError, borrow_slots
 from sglang_pic.adapter.probe.extend import PADDING_ROW, on_forward_stream, trial_batch, trial_logits
 from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
@@ -23,7 +25,6 @@ from sglang_pic.adapter.serve.forward import attach_gap_batch
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.sglang.seams import BuildContext, ForwardBatch, ModelRunner, TpGroup
-from sglang_pic.adapter.startup import startup_metrics
 from sglang_pic.adapter.startup.live_model import LiveModel
 from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
 from sglang_pic.adapter.startup.tokenizer import Tokenizer
@@ -41,15 +42,21 @@ from sglang_pic.runtime.splice import Splicer
 
 logger = logging.getLogger(__name__)
 
+PASSED: Final = Metric(
+    "sglang:pic_self_test_passed", MetricKind.GAUGE, "1 if the start-up self-test was within all limits, else 0."
+)
+METRICS: Final = (PASSED,)
+
 
 def check_answers(
     ctx: BuildContext, config: PicConfig, live: LiveModel, max_gaps: int, labels: Mapping[str, str] | None
 ) -> SelfTest:
-    """Run the self-test on SGLang's forward stream; export and log its measures, and refuse as `log_result` does."""
+    """Run the self-test on SGLang's forward stream; export its verdict, and log or refuse as `log_result` does."""
     runner, splicer, tokenizer = live.runner, live.splicer, live.tokenizer
     with on_forward_stream(runner):
         tested = run_self_test(runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group)
-    startup_metrics.export(tested, labels)
+    if tested.measured is not None:
+        Series(METRICS, labels).set(PASSED, tested.passed)
     log_result(tested, config)
     return tested
 

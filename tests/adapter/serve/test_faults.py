@@ -65,7 +65,7 @@ class Rank(Server):
         self.stations = make_stations(self.index, config, **ours)
         self.eligibility = self.stations.eligibility
         self.pins = Pins(self.index, self.eligibility, 1024, self.series)
-        self.stations.features.add(self.pins)
+        self.stations.features.append(self.pins)
         self.tree = make_tree(self.allocator, stations=self.stations)
         self.admission = Admission(make_planning(self.stations), self.stations)
         self.publish(TEXT)
@@ -117,7 +117,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
         (TreeRows, "_pieces", Fallback.FAULT_RESOLVE, 0),
         (Plan, "cut", Fallback.FAULT_PLAN, 0),
         (Plan, "clip", Fallback.FAULT_PLAN, 0),
-        (Accounting, "_count_guard", Fallback.FAULT_ACCOUNTING, REUSED),
+        (Accounting, "_count_context", Fallback.FAULT_ACCOUNTING, REUSED),
     ],
 )
 def test_a_fault_before_the_pass_gives_the_plan_up_and_every_lock_back(

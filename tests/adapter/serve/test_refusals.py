@@ -428,10 +428,8 @@ def test_every_prompt_token_has_one_source() -> None:
         ("sglang:pic_tokens_total", "chunk"): 0,
         ("sglang:pic_tokens_total", "computed"): 280,
         ("sglang:pic_guarded_tokens_total", None): 0,
-        ("sglang:pic_changed_fields_total", None): 0,
         ("sglang:pic_inherited_tokens_total", None): 12,
         ("sglang:pic_unknown_tokens_total", None): 3,
-        ("sglang:pic_inherited_requests_total", None): 1,
     }
 
 
@@ -488,7 +486,7 @@ def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> N
         req.prefix_len, req.extend_end = prefix_len, end
         rest = tuple(each for each in plan.runs if each.target_start >= prefix_len)
         planned = replace(plan, prefix_len=prefix_len, runs=rest)
-        state.last_plan = LastPlan({}, planned.changed_fields, planned.guarded)
+        state.last_plan = LastPlan({}, planned.guarded)
         Accounting(series).count_admitted(req, planned.clip(end), None, first_chunk=prefix_len == 0)
     counted = {name: count for name, count in series.counts.items() if "spliced_tokens" in name[0]}
     assert counted == {
@@ -496,7 +494,6 @@ def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> N
         ("sglang:pic_spliced_tokens_total", "changed"): 50 + 140,
     }
     assert series.counts["sglang:pic_guarded_tokens_total", None] == 4 + 10 + 10 == state.counts.guarded
-    assert series.counts["sglang:pic_changed_fields_total", None] == 2
     assert (state.counts.chunk_hit, state.counts.behind_change) == (210, 190)
     req.retracted_stain = True
     Accounting(series).count_admitted(req, plan, None, first_chunk=True)

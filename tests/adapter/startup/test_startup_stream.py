@@ -18,7 +18,7 @@ from sglang_pic.adapter.features.hicache import host_tier
 from sglang_pic.adapter.features.hicache.host_tier import HostTier
 from sglang_pic.adapter.serve import receive
 from sglang_pic.adapter.serve.feature import Features
-from sglang_pic.adapter.startup import live_model, self_test, startup_metrics
+from sglang_pic.adapter.startup import live_model, self_test
 from sglang_pic.config import PicConfig
 from sglang_pic.core import CostModel
 
@@ -78,7 +78,7 @@ def test_every_pass_of_start_up_runs_on_the_forward_stream(monkeypatch: pytest.M
     splicer = MagicMock(**{"view.index": (), "view.index_rows": (), "view.windows": None})
     live = MagicMock(runner=runner, splicer=splicer, drafts=[], delimiters=())
     costs = CostModel(computed_token_us=3.0, spliced_token_us=0.1, gap_us=40.0)
-    shared = MagicMock(features=Features(), config=PicConfig(audit_rate=0))
+    shared = MagicMock(features=Features(), config=PicConfig(audit_rate=0), labels=None)
 
     def calibration(*_: object) -> CostModel:
         device.run("calibration")()
@@ -114,7 +114,6 @@ def test_every_pass_of_start_up_runs_on_the_forward_stream(monkeypatch: pytest.M
             "calibrate_fetch": lambda *_: float(device.run("fetches")() is None),
         },
         self_test: {"run_self_test": device.run("self-test"), "log_result": lambda *_: None},
-        startup_metrics: {"export": lambda *_: None},
         server_info: {"install": lambda *_: None},
         receive: {"install": lambda *_: None},
     }.items():

@@ -89,7 +89,8 @@ class Audit(Feature):
         self._config, self._recovery, self._tp_group = stations.config, stations.recovery, tp_group
         self._series, self._sends_rows = stations.series(metrics.METRICS), sends_rows
         self._allocator = runner.token_to_kv_pool_allocator
-        self._ledger = AuditLedger(self._config)
+        self.ledger = AuditLedger(self._config)
+        """Which namespaces are on."""
         self._queue = FullQueue(
             runner,
             is_present=lambda drawn: self._is_present(drawn.namespace, drawn.generation),
@@ -104,17 +105,9 @@ class Audit(Feature):
         # Since the last flush.
         self._has_rows = self._has_old_rows = False
 
-    def is_on(self, namespace: Namespace) -> bool:
-        """Whether requests of the namespace may be spliced."""
-        return self._ledger.is_on(namespace)
-
-    def generation(self, namespace: Namespace) -> int:
-        """How often the namespace was switched off, and on again."""
-        return self._ledger.generation(namespace)
-
     def on_received(self, state: RequestState) -> None:
-        state.epoch = state.epoch._replace(generation=self.generation(state.namespace))
-        if not self.is_on(state.namespace):
+        state.epoch = state.epoch._replace(generation=self.ledger.generation(state.namespace))
+        if not self.ledger.is_on(state.namespace):
             state.diverted = Fallback.AUDIT
 
     def diverts(self, state: RequestState) -> Fallback | None:
@@ -227,18 +220,18 @@ class Audit(Feature):
         """Clear the windows, and audit nothing while the tree, or a running request, may have rows from before."""
         self._has_old_rows = self._has_rows
         self.abandon()
-        self._ledger.renew()
+        self.ledger.renew()
         self._show_windows()
 
     def on_flush(self) -> None:
         self._has_rows = self._has_old_rows = False
         self.abandon()
-        self._ledger.flush()
+        self.ledger.flush()
         self._show_windows()
 
     def resume(self, number: int) -> bool:
         """Switch a namespace on again; True if `number` is 0 or names a namespace that is off."""
-        ended = self._ledger.resume(number)
+        ended = self.ledger.resume(number)
         for suspension in ended:
             log_resumption(suspension)
         self._show_windows()
@@ -247,7 +240,7 @@ class Audit(Feature):
     def summary(self) -> str:
         num_audited = sum(tally.num_audited for tally in self._tallies.values())
         num_new, self._num_summed = num_audited - self._num_summed, num_audited
-        worst = max(map(self._ledger.worst, Window))
+        worst = max(map(self.ledger.worst, Window))
         return f"{num_new} audits, worst mean KL {worst:.4f} of at most {self._config.audit_kl_limit:.4g} nats"
 
     def reports(self) -> dict[str, msgspec.Struct]:
@@ -262,14 +255,11 @@ class Audit(Feature):
                 num_audited=tally.num_audited,
                 num_agreed=tally.num_agreed,
                 mean_kl=tally.mean_kl,
-                worst_window_kl=self._ledger.worst(window),
+                worst_window_kl=self.ledger.worst(window),
             )
             for window, tally in self._tallies.items()
         }
         return AuditReport(
-            rate=self._config.audit_rate,
-            change_rate=max(self._config.audit_rate, self._config.audit_change_rate),
-            kl_limit=self._config.audit_kl_limit,
             num_audited=num_audited,
             num_agreed=sum(tally.num_agreed for tally in tallies),
             num_skipped=self._num_skipped,
@@ -277,7 +267,7 @@ class Audit(Feature):
             mean_kl=sum(tally.sum_kl for tally in tallies) / max(1, num_audited),
             worst_window_kl=max(report.worst_window_kl for report in windows.values()),
             windows=windows,
-            suspended=self._ledger.suspensions,
+            suspended=self.ledger.suspensions,
         )
 
     @contextmanager
@@ -306,24 +296,20 @@ class Audit(Feature):
         tally.num_agreed += agreed
         tally.sum_kl += min(kl, self._config.audit_kl_cap)
         logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
-        suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed, window=drawn.window)
-        if suspension is not None and self._is_first_rank:
+        suspension = self.ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed, window=drawn.window)
+        if suspension is not None and (self._tp_group is None or self._tp_group.rank_in_group == 0):
             log_suspension(suspension, self._config, sends_rows=self._sends_rows)
         self._show_windows()
 
     def _show_windows(self) -> None:
         """Export the windows."""
-        decided = [suspension.window for suspension in self._ledger.suspensions]
+        decided = [suspension.window for suspension in self.ledger.suspensions]
         for window in Window:
             self._series.set(metrics.SUSPENDED, decided.count(window), value=window.value)
-            self._series.set(metrics.WORST_KL, self._ledger.worst(window), value=window.value)
+            self._series.set(metrics.WORST_KL, self.ledger.worst(window), value=window.value)
 
     def _is_present(self, namespace: Namespace, generation: int) -> bool:
-        return self.is_on(namespace) and generation == self.generation(namespace)
-
-    @property
-    def _is_first_rank(self) -> bool:
-        return self._tp_group is None or self._tp_group.rank_in_group == 0
+        return self.ledger.is_on(namespace) and generation == self.ledger.generation(namespace)
 
     def _skip(self, reason: AuditSkip, count: int = 1) -> None:
         self._num_skipped += count

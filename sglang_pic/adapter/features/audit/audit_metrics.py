@@ -28,11 +28,6 @@ class AuditSkip(Reason):
     WEIGHTS = "weights", "Since the weights changed the cache was not flushed: its rows may be of other weights."
 
 
-_WINDOWS: Final = {
-    Window.PLAIN.value: "Spliced requests without a run after a changed field.",
-    Window.CHANGED.value: "Requests spliced after a changed field.",
-    Window.INHERITED.value: "Requests that splice nothing, but whose prefix hit has approximate rows.",
-}
 AUDITED: Final = Metric(
     "sglang:pic_audited_requests_total",
     MetricKind.COUNTER,
@@ -45,7 +40,7 @@ KL: Final = Metric(
     MetricKind.HISTOGRAM,
     "KL(full || spliced) of the first token of audited requests, in nats.",
     label="window",
-    values=_WINDOWS,
+    values=descriptions(Window),
     # From rounding (.0001) to another text (several nats).
     buckets=(1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
@@ -66,7 +61,7 @@ SUSPENDED: Final = Metric(
     MetricKind.GAUGE,
     "Namespaces in which audits have switched splicing off, by the window that exceeded the limit.",
     label="window",
-    values=_WINDOWS,
+    values=descriptions(Window),
 )
 WORST_KL: Final = Metric(
     "sglang:pic_audit_worst_kl_nats",
@@ -74,7 +69,7 @@ WORST_KL: Final = Metric(
     "Largest mean KL of a namespace's last audited requests, each counted up to audit_kl_cap, by window; 0 until a "
     "namespace has audit_min such requests.",
     label="window",
-    values=_WINDOWS,
+    values=descriptions(Window),
 )
 LIMIT: Final = Metric(
     "sglang:pic_audit_kl_limit_nats",

@@ -17,27 +17,24 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.config import PicConfig
+from sglang_pic.core import Reason
 
 MAX_NAMESPACES = 1024
 """Most remembered namespaces; the one audited longest ago is forgotten first, unless it was ever off."""
 
 
-class Window(Enum):
+class Window(Reason):
     """A kind of audited requests, whose mean is taken separately."""
 
-    PLAIN = "plain"
-    """Spliced, but not after a changed field."""
-    CHANGED = "changed"
-    """Spliced after a changed field."""
-    INHERITED = "inherited"
-    """Nothing spliced, but approximate rows in the exact prefix."""
+    PLAIN = "plain", "Spliced requests without a run after a changed field."
+    CHANGED = "changed", "Requests spliced after a changed field."
+    INHERITED = "inherited", "Requests that splice nothing, but whose prefix hit has approximate rows."
 
 
 class Suspension(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,9 +35,6 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """The audit's part of `/server_info`."""
 
-    rate: float
-    change_rate: float
-    kl_limit: float
     num_audited: int
     num_agreed: int
     num_skipped: int

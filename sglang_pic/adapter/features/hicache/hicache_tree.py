@@ -78,9 +78,10 @@ class HiCacheTree(PicRadixCache):
         path = None if self.host is None else self.host.path_to(node_id)
         if path is None:
             return False
-        exact_end = self.publication.exactness(path.namespace, path.tokens[: path.num_rows]).exact_len
+        index = self.publication.index
+        exact_end = index.exactness(path.namespace, path.tokens[: path.num_rows]).exact_len
         is_exact = exact_end >= path.num_rows
-        if not is_exact and not self.publication.may_be_shared(path.namespace, path.tokens):
+        if not is_exact and index.generation(path.namespace, path.tokens) > index.config.max_generation:
             return False
         return is_exact if self.store is None else self.store.announce(path, exact_end)
 

@@ -342,7 +342,7 @@ def test_no_store_is_attached_where_the_plugin_has_no_tier_for_it() -> None:
     tree: Any = HiCacheTree.__new__(HiCacheTree)
     tree._storage_attachment, tree.features = None, Features()
     assert tree.attach_storage_backend(storage_backend="file") == (False, NO_STORE)
-    tree.features.add(HiCacheStore.__new__(HiCacheStore))
+    tree.features.append(HiCacheStore.__new__(HiCacheStore))
     assert tree.attach_storage_backend(storage_backend="file")[1].startswith("HiCache is not initialized")
 
 
