@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from argparse import ArgumentParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from sglang.srt.mem_cache import registry
 from torch import nn
 
 import sglang_pic
-from sglang_pic.adapter.doctor.old_flags import RENAMED, renewed
 from sglang_pic.adapter.features import images
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.media import TextOnly
@@ -268,15 +266,3 @@ def test_the_matrix_says_everything_once_and_what_to_change() -> None:
     assert all(entry.reason for entry in SUPPORT)
     without = {entry.what for entry in SUPPORT if entry.level is Level.REFUSED and not entry.change}
     assert without == {"a version with other symbols", "input embeddings"}
-
-
-def test_old_names_of_flags_are_not_sglangs() -> None:
-    """And the new ones are."""
-    parser = ArgumentParser()
-    server_args.ServerArgs.add_cli_args(parser)
-    known = set(parser._option_string_actions)
-    assert known.isdisjoint(RENAMED)
-    assert {new.split()[0] for new in RENAMED.values()} <= known
-    assert renewed(["--attention-backend", "nsa", "--page-size", "64"])[0] == [
-        *("--attention-backend", "dsa", "--page-size", "64")
-    ]

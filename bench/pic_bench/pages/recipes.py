@@ -17,8 +17,8 @@ from unittest.mock import patch
 import msgspec
 
 from pic_bench.pages.families import KINDS, Answer, judge, load_families
+from pic_bench.pages.old_flags import renewed
 from pic_bench.pages.page_tables import table
-from sglang_pic.adapter.doctor.old_flags import renewed
 
 SOURCES: Final = ("agentic", "cookbook", "other")
 """The kinds of recipes."""

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from unittest.mock import patch
-
-import msgspec
 
 from sglang_pic.adapter.doctor.findings import Finding, Findings
 from sglang_pic.adapter.doctor.server import Resolved, resolve
@@ -19,6 +14,7 @@ from sglang_pic.adapter.sglang.contract import (
     describe_changes,
     installed_version,
 )
+from sglang_pic.adapter.startup.certified import served_by
 from sglang_pic.adapter.startup.tokenizer import read_tokenizer
 from sglang_pic.adapter.support import (
     SUPPORT,
@@ -32,7 +28,7 @@ from sglang_pic.adapter.support import (
     present,
     refusals,
 )
-from sglang_pic.certificate import Served, check_certificate, policy_settings
+from sglang_pic.certificate import check_certificate
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
 from sglang_pic.runtime.rope import refuse_length
@@ -42,28 +38,20 @@ _ATTEND = (
     "server if it does not, or if it can have no second pass."
 )
 
+_AS_TESTED = "SGLang has every function and class that the plugin uses, as tested"
 
-def examine(
-    model: str | None, flags: Sequence[str], *, card: str | None, variables: Mapping[str, str] | None = None
-) -> Findings:
+
+def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Findings:
     """Run the checks of start-up that need only the arguments and the model's configuration.
 
     Args:
         model: as `sglang serve` takes it; if None, only installed versions are checked.
         flags: further flags of the server.
         card: a key of `CARDS` to answer for; this machine if None.
-        variables: of the server's environment, beside those of this process.
 
     Raises:
         ConfigError: the plugin's configuration is not allowed, the model cannot be read, or a flag is none of SGLang's.
     """
-    with patch.dict(os.environ, variables or {}):
-        found = _examine(model, flags, card)
-    given = [f"{name}={shlex.quote(value)}" for name, value in (variables or {}).items()]
-    return msgspec.structs.replace(found, command=" ".join([*given, found.command]))
-
-
-def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findings:
     if model is None and flags:
         raise ConfigError(f"server flags {shlex.join(flags)!r}: name a MODEL before `--` to check them with.")
     found, config = [*_packages()], load_config()
@@ -98,7 +86,7 @@ def _examine(model: str | None, flags: Sequence[str], card: str | None) -> Findi
         command=shlex.join(["sglang", "serve", model or "MODEL", "--radix-cache-backend", "pic", *flags]),
         machine=machine,
         findings=found,
-        contract=contract or _contract_state(changed),
+        contract=contract or (describe_changes(changed) if changed else _AS_TESTED),
         certificate=certificate,
         computed=computed,
         prefix_only="" if refused else reason,
@@ -125,27 +113,8 @@ def _certificate(resolved: Resolved, config: PicConfig) -> str | None:
     """The message of start-up on the certificate, without the checks of the weights; None if none is configured."""
     if config.certificate is None:
         return None
-    here = Served(
-        model=Path(resolved.context.server_args.model_path).name,
-        weights=None,
-        sglang=installed_version(),
-        dtype=_word(resolved.context.model_config.dtype),
-        kv_dtype=_word(resolved.dtype),
-        attention=resolved.attention,
-        page_size=resolved.view.page_size,
-        settings=policy_settings(config.core),
-    )
+    here = served_by(resolved.context, config, resolved.dtype, resolved.view.page_size)
     return check_certificate(config.certificate, here).said
-
-
-def _word(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _contract_state(changed: Sequence[str]) -> str:
-    if changed:
-        return describe_changes(changed)
-    return "SGLang has every function and class that the plugin uses, as tested"
 
 
 def _packages() -> Iterator[Finding]:
@@ -176,7 +145,7 @@ def _embedding(resolved: Resolved) -> Support:
 
 
 def _rows(resolved: Resolved) -> Support:
-    return _judge(Area.POOL, f"rows of {_word(resolved.dtype)}", others="rows of any other dtype")
+    return _judge(Area.POOL, f"rows of {resolved.dtype}".replace("torch.", ""), others="rows of any other dtype")
 
 
 def _judge(area: Area, what: str, *, others: str | None = None) -> Support:

@@ -45,17 +45,8 @@ OWN_CACHE_ONLY = (
 OPEN = "start-up checks on the live model whether rows are moved correctly, what a splice costs and how answers change"
 
 
-def to_json(findings: Findings) -> str:
-    """One JSON object."""
-    return msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n"
-
-
-def render(findings: Findings) -> str:
-    """Plain lines; refusals come last."""
-    return "".join(f"{line}\n" for line in _lines(findings))
-
-
-def _lines(findings: Findings) -> Iterator[str]:
+def lines(findings: Findings) -> Iterator[str]:
+    """The findings as plain lines; refusals come last."""
     yield findings.command
     yield f"on {findings.machine}"
     yield ""

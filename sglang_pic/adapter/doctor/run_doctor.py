@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from unittest.mock import patch
+
+import msgspec
 
 from sglang_pic.adapter.doctor.cards import CARDS
 from sglang_pic.adapter.doctor.model_folder import check_model
@@ -18,7 +18,7 @@ PREFIX_ONLY = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic doctor`."""
-    parser.usage = "sglang-pic doctor [MODEL] [--card CARD] [--env NAME=VALUE ...] [--json] [-- SERVER FLAG ...]"
+    parser.usage = "sglang-pic doctor [MODEL] [--card CARD] [--json] [-- SERVER FLAG ...]"
     parser.add_argument(
         "model",
         nargs="?",
@@ -31,16 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CARD",
         help=f"answer for a server with this card ({', '.join(sorted(CARDS))}); the machine need not have it",
     )
-    parser.add_argument(
-        "--env",
-        action="append",
-        type=_variable,
-        default=[],
-        metavar="NAME=VALUE",
-        help="a variable of the server's environment, such as SGLANG_PIC_CONFIG; once for each",
-    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(server_args=[])
     collect_after_dashes(parser)
 
 
@@ -52,23 +43,18 @@ def run(args: argparse.Namespace) -> int:
         UnsupportedError: the model's configuration cannot be read.
     """
     # Before torch and SGLang are imported, which takes long.
-    with patch.dict(os.environ, dict(args.env)):
-        load_config()
+    load_config()
     if args.model is not None:
         check_model(args.model)
     from sglang_pic.adapter.doctor.examine import examine
-    from sglang_pic.adapter.doctor.findings import render, to_json
+    from sglang_pic.adapter.doctor.findings import lines
 
     print("sglang-pic: reading SGLang's arguments, about 20 s", file=sys.stderr)
-    findings = examine(args.model, args.server_args, card=args.card, variables=dict(args.env))
-    print(to_json(findings) if args.json else render(findings), end="")
+    findings = examine(args.model, args.server_args, card=args.card)
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+    else:
+        print(*lines(findings), sep="\n")
     if findings.refused:
         return REFUSED
     return PREFIX_ONLY if findings.prefix_only else 0
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE")
-    return name, value

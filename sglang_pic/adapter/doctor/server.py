@@ -16,9 +16,7 @@ import torch
 
 from sglang_pic.adapter.doctor.cards import pretend
 from sglang_pic.adapter.doctor.model_folder import check_model
-from sglang_pic.adapter.doctor.old_flags import renewed
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
-from sglang_pic.adapter.sglang.contract import installed_version
 from sglang_pic.adapter.support import prefill_backend
 from sglang_pic.errors import ConfigError, PicError, UnsupportedError
 
@@ -104,9 +102,7 @@ def _parse(argv: list[str]) -> Any:
     except SystemExit as stop:
         # argparse ends the process with its usage and one line that names the error.
         line = said.getvalue().strip().splitlines()[-1] if said.getvalue().strip() else f"exit code {stop.code}"
-        _, renamed = renewed(argv)
-        now = f"; in SGLang {installed_version()} {', '.join(renamed)}" if renamed else ""
-        raise ConfigError(f"server flags: {line.removeprefix('sglang serve: error: ')}{now}") from stop
+        raise ConfigError(f"server flags: {line.removeprefix('sglang serve: error: ')}") from stop
 
 
 def _read(args: Any) -> Resolved:
@@ -150,10 +146,10 @@ def _read(args: Any) -> Resolved:
         disable_radix_cache=view.disable_radix_cache,
         enable_hierarchical_cache=view.enable_hierarchical_cache,
     )
-    return Resolved(context, view, dtype, _rotary_of(model_config), _refused_pool(context, view, dtype))
+    return Resolved(context, view, dtype, _rotary_of(model_config), _refused_pool(context))
 
 
-def _refused_pool(context: Any, view: Any, dtype: torch.dtype) -> str | None:
+def _refused_pool(context: Any) -> str | None:
     from sglang.srt.arg_groups.overrides import post_capture_kv_sizing_planned
     from sglang.srt.environ import envs
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
+from argparse import ArgumentParser
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
 from pic_bench.pages import starts
 from pic_bench.pages.families import load_families
+from pic_bench.pages.old_flags import RENAMED, renewed
 
 from tests.conftest import ROOT
 from tests.helpers.flags_once import read_flags_once
@@ -49,3 +51,18 @@ def test_readme_counts_recipes_as_their_page_does() -> None:
     assert counts is not None
     assert f"{counts[1]} of 92 public recipes" in readme
     assert f"{counts[2]} of 37 for agents" in readme
+
+
+def test_old_names_of_flags_are_not_sglangs() -> None:
+    """And the new ones are."""
+    # Not at the top: the process that writes the page imports this module, and looks for SGLang's platform itself.
+    from sglang.srt import server_args
+
+    parser = ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    known = set(parser._option_string_actions)
+    assert known.isdisjoint(RENAMED)
+    assert {new.split()[0] for new in RENAMED.values()} <= known
+    assert renewed(["--attention-backend", "nsa", "--page-size", "64"])[0] == [
+        *("--attention-backend", "dsa", "--page-size", "64")
+    ]
