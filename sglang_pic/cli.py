@@ -1,7 +1,8 @@
 """The console script `sglang-pic`: finds the verb, runs it, turns errors into exit codes.
 
-A verb is a module of its own with `add_arguments(parser)` and `run(args) -> int`. The module is imported only when the
-user names its verb, so that `sglang-pic --help` needs neither torch nor SGLang.
+A verb is a module of its own with `add_arguments(parser)`, which may set the parser's epilog, and `run(args)`, which
+returns the exit code or raises. The module is imported only when the user names its verb, so that `sglang-pic --help`
+needs neither torch nor SGLang.
 Exit codes: 0 ok, 1 tried and failed, or what was checked fails, 2 something given or needed cannot be used, 130
 interrupted. `_exit_code` decides which errors are which; the help of a verb explains its own.
 """
@@ -20,7 +21,8 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, cast
+from types import ModuleType
+from typing import cast
 
 import msgspec
 from pic_traces.errors import ReplayError, TraceError
@@ -67,22 +69,6 @@ class Verb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exits: dict[int, str] = msgspec.field(default_factory=dict)
     needs: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
-
-
-class VerbModule(Protocol):
-    """What the module of a verb offers."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Adds the verb's arguments; it may also set the parser's epilog, which comes before the examples."""
-
-    @staticmethod
-    def run(args: argparse.Namespace) -> int:
-        """Does the job and returns the exit code.
-
-        Raises:
-            PicError, TraceError: the job failed; ConfigError and OptionError where the user's words are not allowed.
-        """
 
 
 _EXITS = {
@@ -167,12 +153,12 @@ def _run(words: list[str]) -> int:
     if "-" in (str(getattr(args, "out", "")), str(getattr(args, "target", ""))):
         verb_parser.error("'-': name a file, or a folder for a run.")
     _check_needs(name, VERBS[name].needs, VERBS[name].extras)
-    return module.run(args)
+    return int(module.run(args))
 
 
-def _load(name: str) -> VerbModule:
+def _load(name: str) -> ModuleType:
     try:
-        return cast("VerbModule", import_module(VERBS[name].module))
+        return import_module(VERBS[name].module)
     except ModuleNotFoundError as error:
         if error.name == VERBS[name].module.partition(".")[0]:
             raise ConfigError(
@@ -215,7 +201,7 @@ class _Completion(argparse.Action):
         parser.exit()
 
 
-def _describe(parser: argparse.ArgumentParser, verb: Verb, module: VerbModule) -> None:
+def _describe(parser: argparse.ArgumentParser, verb: Verb, module: ModuleType) -> None:
     module.add_arguments(parser)
     parser.formatter_class = _FORMATTER
     exits = "\n".join(["exit codes:", *(f"  {code:<4} {meaning}" for code, meaning in exits_of(verb).items())])

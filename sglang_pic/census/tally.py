@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import msgspec
 from pic_traces.encode.encoded import Encoder
@@ -17,7 +16,6 @@ from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
 _SAME_EXACT, _SAME_WORDS = 0.03, 0.12
 """Differences between counted and recorded tokens that are not worth a word. Words: the stand-in's own error."""
-_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class UpperBound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,13 +148,13 @@ class Tally:
         """Sessions with a counted call; the template may refuse the first one of a session."""
         return len(self._sessions)
 
-    def add(self, outcome: Outcome, repeated: Repeated | None = None, hybrid: Mapping[str, int] = _NOTHING) -> None:
+    def add(self, outcome: Outcome, repeated: Repeated | None = None, hybrid: Mapping[str, int] | None = None) -> None:
         """Count one call.
 
         Args:
             outcome: the call.
             repeated: the repeated tokens that the upper bound found; None if there was no search.
-            hybrid: the hits of a hybrid model's server, by the names of `HybridCounts`; empty for other models.
+            hybrid: the hits of a hybrid model's server, by the names of `HybridCounts`; None for other models.
         """
         self._sessions.add((outcome.ref.file, outcome.ref.session))
         self.calls += 1
@@ -178,7 +176,7 @@ class Tally:
         self.same_session_tokens += sum(run.end - run.start for run in own)
         if repeated is not None:
             self.repeated.update(tokens=repeated.num, tokens_behind=repeated.num_behind)
-        self.hybrid.update(hybrid)
+        self.hybrid.update(hybrid or {})
 
     def difference(self, *, is_exact: bool) -> str | None:
         """A warning if the counted tokens differ from the recorded ones; None if they agree.

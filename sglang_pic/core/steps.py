@@ -17,11 +17,6 @@ class PositionSteps(NamedTuple):
     length: int
     offset: int = 0
 
-    @property
-    def first_len(self) -> int:
-        """Positions of the first step."""
-        return self.length - self.offset
-
     def crossed(self, start: int, end: int, shift: int) -> list[Span]:
         """The parts of `[start, end)`, ascending, that a shift moves to another step."""
         width = abs(shift)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from pic_traces.encode import load_encoder
+from pic_traces.encode.encoded import Encoder
 from pic_traces.logs import Passed
 from pic_traces.source import short_name
 
@@ -20,7 +21,9 @@ from sglang_pic.census.inputs import (
     read_sessions,
     with_progress,
 )
+from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import Cache, simulate
+from sglang_pic.core import CoreConfig
 from sglang_pic.explain.grouping import Findings
 from sglang_pic.output import write_whole
 
@@ -67,16 +70,12 @@ def run(args: argparse.Namespace) -> int:
         "--edit in_place": policy_of(args, edit="in_place"),
         "--preset balanced": policy_of(args, preset="balanced"),
     }
-    findings, spliced, caches, file = Findings(), Counter[str](), dict[str, Cache](), None
+    bolder = {flag: other for flag, other in others.items() if other != config}
+    findings, spliced = Findings(), Counter[str]()
     sources = ((file, read_sessions(file, args.limit_sessions, reader=reader)) for file in args.files)
     outcomes = islice(simulate(sources, encoder, config=config, passed=passed), num_calls)
-    for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
+    for outcome in with_progress(_also_with(bolder, outcomes, encoder, spliced), num_calls, quiet=args.quiet):
         findings.add(outcome)
-        if file != outcome.ref.file:
-            file = outcome.ref.file
-            caches = {flag: Cache(other, encoder) for flag, other in others.items() if other != config}
-        for flag, cache in caches.items():
-            spliced[flag] += cache.serve(outcome.ref, outcome.agent, outcome.encoded).num_chunk_hit
     least = findings.figures.chunk_tokens + _MUCH * findings.figures.prompt_tokens
     gains = [(flag, count) for flag, count in spliced.items() if count >= least]
     text = page.html_page(findings, _title(args.files), encoder.name, gains, is_exact=encoder.is_exact)
@@ -89,6 +88,20 @@ def run(args: argparse.Namespace) -> int:
         print(f"note: {note}.")
     print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB)")
     return 0
+
+
+def _also_with(
+    settings: Mapping[str, CoreConfig], outcomes: Iterable[Outcome], encoder: Encoder, spliced: Counter[str]
+) -> Iterator[Outcome]:
+    """The outcomes, while `spliced` counts what a cache with each of the settings splices of the same calls."""
+    file, caches = None, dict[str, Cache]()
+    for outcome in outcomes:
+        if file != outcome.ref.file:
+            file = outcome.ref.file
+            caches = {flag: Cache(config, encoder) for flag, config in settings.items()}
+        for flag, cache in caches.items():
+            spliced[flag] += cache.serve(outcome.ref, outcome.agent, outcome.encoded).num_chunk_hit
+        yield outcome
 
 
 def _title(files: Sequence[str]) -> str:

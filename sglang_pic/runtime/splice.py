@@ -95,8 +95,8 @@ class Splicer:
                 raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
 
     def rotary_part(self, layer: int) -> slice:
-        """The dimensions of a key's row that a shift rotates, in the pool's layer `layer`."""
-        start = self.view.read_rope_offset
+        """The dimensions of a key's row, as `PoolView.read` returns it, that a shift rotates in the pool's `layer`."""
+        start = self.view.num_scaled or self.view.rope_offset
         return slice(start, start + self.geometry.params[layer].rotary_dim)
 
 

@@ -127,11 +127,6 @@ class PoolView:
             return tuple(map(self._unscaled, rows))
         return tuple(part.view(self.dtype).to(torch.float64) for part in rows)
 
-    @property
-    def read_rope_offset(self) -> int:
-        """First dimension of the rotary part in what `read` returns."""
-        return self.num_scaled or self.rope_offset
-
     def _unscaled(self, rows: Tensor) -> Tensor:
         values, scales, rotary = rows.split(
             (self.num_scaled, self.num_scaled // SCALED_TOGETHER * 4, 2 * self.rope_dim), dim=-1

@@ -64,7 +64,9 @@ def check_rows(
     """
     view = splicer.view
     steps, longest = splicer.geometry.steps, splicer.geometry.max_shift
-    shifts = checked_shifts(longest if steps is None else min(longest, steps.first_len), _NUM_TOKENS)
+    # Rows are computed at position 0, too, and can be moved within the first step only.
+    most = longest if steps is None else min(longest, steps.length - steps.offset)
+    shifts = checked_shifts(most, _NUM_TOKENS)
     tokens, wrong = (different_tokens(runner, _NUM_TOKENS, view.device, first=first) for first in (13, 14))
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
     with borrow_slots(view, 3, _NUM_TOKENS, row) as slots, torch.no_grad():
