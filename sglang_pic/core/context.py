@@ -47,9 +47,9 @@ share one."""
 _MOST_COMPARED = 64
 """Tokens in a plan, in lengths of the prompt; contexts that are left then count as gone."""
 _SLACK = 16
-"""Part of the tokens by which more are compared than must differ."""
-_MOST_WAITING = 4
-"""Shifts of a donor's runs at which a part is compared before all of it is."""
+"""One in so many more tokens is compared than must be new."""
+_MOST_PARTS = 4
+"""Runs of a donor for which a part of its context is compared before all of it is."""
 _FLAGS = 16
 """Flags that are counted at the cost of comparing a token."""
 
@@ -137,21 +137,24 @@ class _Sides:
     def __init__(self, here: Tokens, there: Tokens) -> None:
         self._here, self._there = here, there
         self.seen, self.known = np.empty(0, bool), np.empty(0, bool)
-        self._shifts, self._waiting = set[int](), {0}
+        # Of the shifts at which all of them is compared, and those at which only parts were.
+        self._shifts, self._waiting, self._num_parts = set[int](), {0}, 0
 
-    def compare_last(self, shift: int, end: int) -> int:
-        """Compare the last text before `end`, as much as a third of the donor's context, at the shifts so far, none of
-        which is above 0; returns how many tokens that were if so much is new that most cannot be gone, else 0."""
+    def compare_last(self, shift: int, end: int) -> tuple[bool, int]:
+        """Compare the last text before `end`, about two fifths as long as the donor's context, at the shifts so far,
+        none of which is above 0; returns whether so many tokens are new that no text is gone, and how many these are
+        at all shifts."""
         self._waiting.add(shift)
         least = math.ceil((end - shift) / _MOST_GONE)
         start = end - least - least // _SLACK
-        if self._shifts or start < 0 or len(self._waiting) > _MOST_WAITING:
-            return 0
+        if self._shifts or start < 0 or self._num_parts == _MOST_PARTS:
+            return False, 0
+        self._num_parts += 1
         is_new = np.ones(end - start, bool)
         for each in self._waiting:
             there = self._there[start - each : end - each]
             is_new[: len(there)] &= self._here[start : start + len(there)] != there
-        return len(is_new) * len(self._waiting) if np.count_nonzero(is_new) >= least else 0
+        return int(np.count_nonzero(is_new)) >= least, len(is_new) * len(self._waiting)
 
     def compare(self, shifts: Iterable[int]) -> int:
         """Compare them at those of these shifts at which they were not; returns how many tokens that were."""
@@ -195,9 +198,11 @@ class _Contexts:
         if sides is None:
             sides = self._sides[run.donor] = _Sides(self._tokens, run.donor.tokens(self._lasts[run.donor]))
         begin = run.target_start - run.seam_len
-        if not is_near and (num := sides.compare_last(run.shift, begin)):
-            self._left -= num
-            return _Unlike.NONE
+        if not is_near:
+            is_new, num_compared = sides.compare_last(run.shift, begin)
+            self._left -= num_compared
+            if is_new:
+                return _Unlike.NONE
         shifts = list(self._shifts)[-_MOST_SHIFTS:] if is_near else [run.shift]
         self._left -= sides.compare(shifts) + run.target_start // _FLAGS
         seen, known = sides.seen[:begin], sides.known[: begin - run.shift]

@@ -16,7 +16,7 @@ from sglang_pic.settings import Range, check
 
 
 class Reason(Enum):
-    """A reason that a metric counts: a label and a sentence. The planner's are in `DropReason`."""
+    """A value of a metric's label: its name and a sentence, such as a reason. The planner's are in `DropReason`."""
 
     description: str
 

@@ -21,7 +21,7 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 
 # So many tokens are compared in one step.
 _STEP = 16
-# By these bits a token is looked for before it is compared.
+# The low bits by which a token is looked up before it is compared.
 _MASK = 1023
 
 

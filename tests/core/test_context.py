@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, PlanOptions, Tokens
+from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, PlanOptions, Tokens, context
 from sglang_pic.core.alignment import Aligner
 from sglang_pic.core.trie import Node
 from tests.helpers.core_builders import index_of, join, plan_of, publish_rows, text
@@ -133,7 +133,7 @@ def test_after_another_text_that_is_far_from_the_end_only_the_end_is_computed() 
 def test_behind_text_that_is_gone_a_seam_is_longer_however_far_the_end_is(
     num_old: int, num_new: int, num_same: int, seam: int, num_asked: int
 ) -> None:
-    """A summary of some tokens stands in the place of 2.6 times as many others, or more; it quotes some."""
+    """A summary has replaced 2.6 times as many tokens, or more; it quotes some."""
     far, old, new = text(24, 1500), text(25, 1000)[:num_old], NOW[:num_new].copy()
     if num_same:
         new[-100 : num_same - 100] = old[-100 : num_same - 100]
@@ -141,6 +141,26 @@ def test_behind_text_that_is_gone_a_seam_is_longer_however_far_the_end_is(
     run = plan_of(index, SHARED[:100], new, far, NOW[-num_asked:]).runs[-1]
     end, tail = 100 + num_new + 1500 + num_asked, max(512 if num_old > 128 and num_asked == 10 else 64, num_asked)
     assert (run.target_start, run.target_end) == (100 + num_new + seam, end - tail)
+
+
+def test_text_that_an_earlier_run_shares_with_its_donor_is_not_new() -> None:
+    """The second run has a shift of its own, at which all text before it is new."""
+    first, far, old = text(24, 400), text(25, 700), text(26, 1700)
+    index = index_of(join(SHARED[:300], old[:200], first, old[200:], far), config=CoreConfig(max_field_tokens=0))
+    run = plan_of(index, SHARED[:300], first, NOW[:300], far, ASKED).runs[-1]
+    assert (run.target_start, run.target_end) == (300 + 400 + 300 + 512, 300 + 400 + 300 + 700)
+
+
+def test_contexts_of_many_runs_of_a_donor_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other text between them, so that none is gone."""
+    monkeypatch.setattr(context, "_MOST_COMPARED", 8)
+    parts = [text(seed, 130) for seed in range(600, 660)]
+    index = index_of(
+        join(THEN[:100], *(each for at, part in enumerate(parts) for each in (text(2000 + at, 3000), part))),
+        config=CoreConfig(max_field_tokens=0, seam_tokens=1),
+    )
+    plan = plan_of(index, *(each for at, part in enumerate(parts) for each in (text(1000 + at, 3000), part)), ASKED)
+    assert [run.num_tokens for run in plan.runs] == [129] * len(parts)
 
 
 @pytest.mark.parametrize(("num_parts", "num_longer"), [(60, 0), (300, 1)])

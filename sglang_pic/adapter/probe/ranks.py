@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Mapping
 from datetime import timedelta
 from time import monotonic
-from typing import Any
 
 import torch
 
@@ -74,7 +73,7 @@ def all_digests(content: bytes, tp_group: TpGroup | None) -> list[int]:
     return [digest for (digest,) in _gather([_digest(content)], tp_group.cpu_group)]
 
 
-def _gather(values: list[int], group: Any) -> list[list[int]]:
+def _gather(values: list[int], group: torch.distributed.ProcessGroup) -> list[list[int]]:
     mine = torch.tensor(values, dtype=torch.int64)
     everyone = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]
     torch.distributed.all_gather(everyone, mine, group=group)
@@ -89,7 +88,7 @@ class FaultGroup:
     """
 
     def __init__(self, size: int | None = None, *, timeout_s: float = 60.0) -> None:
-        self._group: Any
+        self._group: torch.distributed.ProcessGroup
         self._group, _ = torch.distributed.new_subgroups(
             size or torch.distributed.get_world_size(), backend="gloo", timeout=timedelta(seconds=timeout_s)
         )
