@@ -45,7 +45,7 @@ LONG: dict[str, Callable[[], Tokens]] = {
 # Beside the settings what a plan may do for each token, and how many it may leave: with the defaults the tail too.
 @pytest.mark.parametrize(
     ("config", "most_work", "most_computed"),
-    [(MOST_REUSE, 8, 200), (CoreConfig(edit="in_place"), 10, 700)],
+    [(MOST_REUSE, 8, 200), (CoreConfig(edit="in_place"), 10, 1_100)],
     ids=["most", "defaults"],
 )
 @pytest.mark.parametrize("kind", LONG)
