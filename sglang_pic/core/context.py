@@ -14,7 +14,6 @@ Three kinds of runs are different (bench/results/study/context.md):
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -46,10 +45,6 @@ _LEAST_UNSEEN = 96
 share one."""
 _MOST_COMPARED = 64
 """Tokens in a plan, in lengths of the prompt; contexts that are left then count as gone."""
-_SLACK = 16
-"""One in so many more tokens is compared than must be new."""
-_MOST_PARTS = 4
-"""Runs of a donor for which a part of its context is compared before all of it is."""
 _FLAGS = 16
 """Flags that are counted at the cost of comparing a token."""
 
@@ -132,38 +127,18 @@ def spans_by_context(runs: Sequence[Run], tokens: Tokens, last: int, num_tail: i
 
 
 class _Sides:
-    """The tokens that a prompt and a donor's path share at some shifts: flags of both, made when they are needed."""
+    """The tokens that a prompt and a donor's path share at some shifts: flags of both."""
 
     def __init__(self, here: Tokens, there: Tokens) -> None:
         self._here, self._there = here, there
-        self.seen, self.known = np.empty(0, bool), np.empty(0, bool)
-        # Of the shifts at which all of them is compared, and those at which only parts were.
-        self._shifts, self._waiting, self._num_parts = set[int](), {0}, 0
-
-    def compare_last(self, shift: int, end: int) -> tuple[bool, int]:
-        """Compare the last text before `end`, about two fifths as long as the donor's context, at the shifts so far,
-        none of which is above 0; returns whether so many tokens are new that no text is gone, and how many these are
-        at all shifts."""
-        self._waiting.add(shift)
-        least = math.ceil((end - shift) / _MOST_GONE)
-        start = end - least - least // _SLACK
-        if self._shifts or start < 0 or self._num_parts == _MOST_PARTS:
-            return False, 0
-        self._num_parts += 1
-        is_new = np.ones(end - start, bool)
-        for each in self._waiting:
-            there = self._there[start - each : end - each]
-            is_new[: len(there)] &= self._here[start : start + len(there)] != there
-        return int(np.count_nonzero(is_new)) >= least, len(is_new) * len(self._waiting)
+        self.seen, self.known = np.zeros(len(here), bool), np.zeros(len(there), bool)
+        self._shifts = set[int]()
 
     def compare(self, shifts: Iterable[int]) -> int:
         """Compare them at those of these shifts at which they were not; returns how many tokens that were."""
-        if not self._shifts:
-            self.seen, self.known = np.zeros(len(self._here), bool), np.zeros(len(self._there), bool)
-        num, fresh = 0, {*shifts, *self._waiting} - self._shifts
-        self._waiting.clear()
-        self._shifts |= fresh
-        for shift in fresh:
+        num = 0
+        for shift in {*shifts} - self._shifts:
+            self._shifts.add(shift)
             start, end = max(0, shift), min(len(self._here), len(self._there) + shift)
             if start < end:
                 num += end - start
@@ -197,20 +172,17 @@ class _Contexts:
         sides = self._sides.get(run.donor)
         if sides is None:
             sides = self._sides[run.donor] = _Sides(self._tokens, run.donor.tokens(self._lasts[run.donor]))
-        begin = run.target_start - run.seam_len
-        if not is_near:
-            is_new, num_compared = sides.compare_last(run.shift, begin)
-            self._left -= num_compared
-            if is_new:
-                return _Unlike.NONE
         shifts = list(self._shifts)[-_MOST_SHIFTS:] if is_near else [run.shift]
-        self._left -= sides.compare(shifts) + run.target_start // _FLAGS
+        self._left -= sides.compare([0, *shifts]) + run.target_start // _FLAGS
+        begin = run.target_start - run.seam_len
         seen, known = sides.seen[:begin], sides.known[: begin - run.shift]
         num_foreign, num_unseen, num_near = (
             len(each) - int(np.count_nonzero(each)) for each in (known, seen, seen[-num_before:])
         )
         if num_foreign > max(_LIKE_TOKENS, _MOST_GONE * num_unseen):
             return _Unlike.GONE
-        if is_near and (num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * begin)):
+        if not is_near:
+            return _Unlike.NONE
+        if num_foreign > _LIKE_TOKENS or num_unseen > max(_LIKE_TOKENS, _MOST_UNSEEN * begin):
             return _Unlike.OTHER
-        return _Unlike.NEAR if is_near and num_near >= _LEAST_UNSEEN else _Unlike.NONE
+        return _Unlike.NEAR if num_near >= _LEAST_UNSEEN else _Unlike.NONE

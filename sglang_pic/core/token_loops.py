@@ -21,8 +21,6 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 
 # So many tokens are compared in one step.
 _STEP = 16
-# The low bits by which a token is looked up before it is compared.
-_MASK = 1023
 
 
 @loop("titii")
@@ -72,18 +70,12 @@ def find_flank(old: Ints, new: Ints, probes: Longs, flank_len: int) -> tuple[int
     Returns:
         The probe, and the last place of the tokens in `new`; (0, -1) if no probe has any.
     """
-    # Most probes of another text begin with a token that `new` has nowhere.
-    there = np.zeros(_MASK + 1, np.uint8)
-    for token in new:
-        there[token & _MASK] = 1
     for probe in probes:
         skipped = int(probe)
         start = len(old) - skipped - flank_len
         if start < 0:
             break
         flank = old[start : start + flank_len]
-        if not there[flank[0] & _MASK]:
-            continue
         for at in range(len(new) - flank_len, -1, -1):
             if new[at] == flank[0] and equal_from(new, at, flank, 0, flank_len) == flank_len:
                 return skipped, at
