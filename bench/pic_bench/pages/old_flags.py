@@ -21,15 +21,11 @@ RENAMED: Final = {
 """The new flag by the old name; it includes a value if the old flag had none."""
 
 
-def renewed(flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags with their current names, and a message for each renamed one."""
-    found, said = list[str](), list[str]()
+def renewed(flags: Sequence[str]) -> list[str]:
+    """The flags with their current names."""
+    found = list[str]()
     for flag, before in zip(flags, ["", *flags], strict=False):
         name, equals, value = flag.partition("=")
         new = "dsa" if name == "nsa" and before.endswith("attention-backend") else RENAMED.get(name)
-        if new is None:
-            found.append(flag)
-            continue
-        found += f"{new}{equals}{value}".split()
-        said.append(f"{name} is {new}")
-    return found, said
+        found += [flag] if new is None else f"{new}{equals}{value}".split()
+    return found

@@ -73,7 +73,7 @@ def recipes_section() -> str:
     """The section of the page; about a minute."""
     recipes, configs = load_recipes()
     answers = [(recipe, _answer(recipe, configs[recipe.model])) for recipe in recipes]
-    num_renamed = sum(any(renewed(flags)[1] for flags in recipe.servers) for recipe in recipes)
+    num_renamed = sum(any(renewed(flags) != [*flags] for flags in recipe.servers) for recipe in recipes)
     return "".join(f"{line}\n" for line in _lines(answers, num_renamed))
 
 
@@ -83,7 +83,7 @@ def _answer(recipe: Recipe, config: Mapping[str, Any]) -> Answer:
         (Path(folder) / "config.json").write_text(json.dumps({"dtype": "bfloat16", **config}))
         answers = []
         for published in recipe.servers:
-            flags, _ = renewed([folder if flag == "DRAFT" else flag for flag in published])
+            flags = renewed([folder if flag == "DRAFT" else flag for flag in published])
             answers.append(judge(folder, flags, recipe.card))
     needed, reasons, refused = (
         list(dict.fromkeys(line for each in part for line in each)) for part in zip(*answers, strict=True)

@@ -170,9 +170,11 @@ def rows_of(printed: str) -> list[list[str]]:
     """The figures of the table's rows: lost, spliced, guarded, calls."""
     lines = printed.splitlines()
     at = next(number for number, line in enumerate(lines) if "spliced  guarded" in line)
-    rows = [line.split()[:4] for line in lines[at + 1 : lines.index("", at)]]
     # A long text goes on in the next line, behind empty cells.
-    return [row for row in rows if all(re.fullmatch(r"[\d,]+|-", cell) for cell in row)]
+    figures = [line[: lines[at].index("what broke")].split() for line in lines[at + 1 : lines.index("", at)]]
+    rows = [row for row in figures if row]
+    assert all(len(row) == 4 and re.fullmatch(r"[\d,]+|-", cell) for row in rows for cell in row), "no figure is cut"
+    return rows
 
 
 def sum_of(rows: list[list[str]], column: int) -> int:
